@@ -6,6 +6,8 @@ Public names are imported on first use (PEP 562), so that `import ampcheck` cost
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,6 +46,17 @@ _HOME = {
     "trace": "trace",
 }
 __all__ = [*sorted(_HOME), "__version__", "strategies"]
+
+
+class _Package(types.ModuleType):
+    """Keeps `ampcheck.contract` the decorator: importing the module of that name must not replace it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:

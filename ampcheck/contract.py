@@ -1,0 +1,187 @@
+"""What a user declares: `@ampcheck.contract` around a function that builds a training step, and `Training` for what
+cannot be discovered from the run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from ampcheck.errors import ContractError
+
+__all__ = ["Contract", "Options", "Training", "contract"]
+
+#: How often `step` may be called after one build unless `Training(calls=)` says otherwise.
+DEFAULT_CALLS = 6
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one contract; every field has the same name on the decorator, in the ini and on the command line.
+
+    Args:
+        devices: device types to judge on, such as `("cpu", "cuda")`; `None` is CUDA where there is one, else the CPU.
+        dtypes: 16-bit dtypes to judge parity in, such as `("float16",)`; `None` is what the step enters by itself.
+        select: ids or prefixes (`"AMP1"`, `"AMP102"`) to report; `None` is all.
+        ignore: ids or prefixes not to report.
+        xfail: id -> reason; a strict expected failure: the contract fails when the finding is gone.
+        strict: ids or prefixes whose warnings count as errors; `True` is all.
+        timeout: seconds that one scenario may take; `None` is the session's setting.
+    """
+
+    devices: tuple[str, ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+    select: tuple[str, ...] | None = None
+    ignore: tuple[str, ...] = ()
+    xfail: Mapping[str, str] = field(default_factory=dict)
+    strict: bool | tuple[str, ...] = ()
+    timeout: float | None = None
+
+
+class Contract:
+    """A declared contract: the user's build function with its options. It is collected by `pytest --ampcheck`.
+
+    It is deliberately not a function: pytest never takes it for a test, whatever it is called.
+    """
+
+    # pytest asks objects in a module for this; saying no keeps a contract called `test_x` from being collected as a test.
+    __test__ = False
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        if isinstance(function, Contract):
+            raise ContractError(f"@ampcheck.contract was applied twice to {function.name!r}; once is enough")
+        if not callable(function):
+            raise ContractError(f"@ampcheck.contract takes a function that builds a training step, not {function!r}")
+        self.function = function
+        self.options = options
+        functools.update_wrapper(self, function)
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Build the step as the suite does; useful in a REPL."""
+        return self.function(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Contract:
+        if instance is None:
+            return self
+        bound: Callable[..., Any] = self.function.__get__(instance, owner)
+        return Contract(bound, self.options)
+
+    def __repr__(self) -> str:
+        return f"<ampcheck contract {self.name}>"
+
+
+@dataclass
+class Training:
+    """A training step together with what ampcheck cannot discover by watching it run.
+
+    Args:
+        step: does one optimizer step's worth of work; called again and again, without arguments.
+        calls: how often `step` may be called after one build (1 for a whole `trainer.fit`).
+        model: the module(s), for names in messages, where they are not reachable from `step`.
+        optimizers: optimizers that `step` does not reach.
+        scaler: a loss scaler that is not derived from `torch.amp.GradScaler`: any object with `scale` and `step`.
+        set_scale: `set_scale(value: float)` forces the loss scale of a scaler that has no usable `load_state_dict`.
+        loss_scale: a loss scale kept by hand: a number, or a function that returns the current one.
+        scheduler: a learning-rate schedule that `step` does not reach.
+        state_dict: returns everything that a checkpoint of this training holds.
+        load_state_dict: restores what `state_dict` returned into a training that was just built.
+        state_bytes_per_param: declared size of the optimizer state, in bytes for each trained parameter.
+        capabilities: capabilities of a hand-written scaler, as for `ampcheck.scaler_contract`.
+    """
+
+    step: Callable[[], Any]
+    calls: int = DEFAULT_CALLS
+    model: Any = None
+    optimizers: Any = None
+    scaler: Any = None
+    set_scale: Callable[[float], None] | None = None
+    loss_scale: float | Callable[[], float] | None = None
+    scheduler: Any = None
+    state_dict: Callable[[], Any] | None = None
+    load_state_dict: Callable[[Any], Any] | None = None
+    state_bytes_per_param: float | None = None
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, built: Any, name: str) -> Training:
+        """Take what a contract returned; a bare callable becomes `Training(step)`.
+
+        Raises:
+            ContractError: if it is neither, with what to return instead.
+        """
+        if isinstance(built, Training):
+            training = built
+        elif built is None:
+            raise ContractError(f"contract {name} returned nothing; return the function that makes one training step (`return step`)")
+        elif callable(built):
+            training = cls(built)
+        else:
+            raise ContractError(
+                f"contract {name} returned {type(built).__name__}, which cannot be called; "
+                "return the function that makes one training step, or ampcheck.Training(step, ...)"
+            )
+        if not callable(training.step):
+            raise ContractError(f"contract {name}: Training(step=...) must be callable, not {type(training.step).__name__}")
+        if not isinstance(training.calls, int) or training.calls < 1:
+            raise ContractError(f"contract {name}: Training(calls=...) must be a whole number from 1, not {training.calls!r}")
+        if (training.state_dict is None) != (training.load_state_dict is None):
+            raise ContractError(f"contract {name}: declare state_dict= and load_state_dict= together, resume needs both")
+        return training
+
+
+def _names(value: Iterable[str] | str | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    return (value,) if isinstance(value, str) else tuple(str(v).removeprefix("torch.") for v in value)
+
+
+@overload
+def contract(function: Callable[..., Any], /) -> Contract: ...
+@overload
+def contract(
+    *,
+    devices: Iterable[str] | str | None = ...,
+    dtypes: Iterable[Any] | str | None = ...,
+    select: Iterable[str] | str | None = ...,
+    ignore: Iterable[str] | str = ...,
+    xfail: Mapping[str, str] | None = ...,
+    strict: bool | Iterable[str] | str = ...,
+    timeout: float | None = ...,
+) -> Callable[[Callable[..., Any]], Contract]: ...
+def contract(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    devices: Iterable[str] | str | None = None,
+    dtypes: Iterable[Any] | str | None = None,
+    select: Iterable[str] | str | None = None,
+    ignore: Iterable[str] | str = (),
+    xfail: Mapping[str, str] | None = None,
+    strict: bool | Iterable[str] | str = (),
+    timeout: float | None = None,
+) -> Contract | Callable[[Callable[..., Any]], Contract]:
+    """Declare a function that builds a training step as a contract; `pytest --ampcheck` judges it.
+
+    Usable bare (`@ampcheck.contract`) and with options; see `Options` for each of them.
+
+    Returns:
+        A `Contract`, not a function: a name that starts with `test_` is never collected as an ordinary test.
+    """
+    options = Options(
+        devices=_names(devices),
+        dtypes=_names(dtypes),
+        select=_names(select),
+        ignore=_names(ignore) or (),
+        xfail=dict(xfail or {}),
+        strict=strict if isinstance(strict, bool) else (_names(strict) or ()),
+        timeout=timeout,
+    )
+    if function is not None:
+        return Contract(function, options)
+    return lambda built: Contract(built, options)
