@@ -26,6 +26,9 @@ __all__ = ["Probe", "Recorder"]
 class Probe:
     """What a scenario may do at the moments that matter. Every method is optional; tensors must not be kept alive."""
 
+    def backward_starts(self, recorder: Recorder) -> None:
+        """The outermost backward (or autograd.grad) is about to run."""
+
     def backward_done(self, recorder: Recorder, event: Event) -> None:
         """The outermost backward (or autograd.grad) has returned."""
 
@@ -340,6 +343,8 @@ class Recorder:
             for optimizer in self.optimizers:
                 self.ledger.watch(optimizer)
             self.ledger.before_backward()
+            for probe in self.probes:
+                probe.backward_starts(self)
             with self.around("backward", **facts) as event:
                 self._engine_depth += 1
                 try:

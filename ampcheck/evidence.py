@@ -1,0 +1,57 @@
+"""All that was recorded of one contract on one device: what the checks read. Data only, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ampcheck.trace.events import Trace
+
+if TYPE_CHECKING:
+    from ampcheck.scenarios.drive import Run
+    from ampcheck.scenarios.exact import Exactness
+    from ampcheck.scenarios.overflow import Overflow
+    from ampcheck.scenarios.resume import Resume
+
+__all__ = ["Evidence"]
+
+
+@dataclass
+class Evidence:
+    """What the scenarios left.
+
+    Args:
+        contract, device: which one.
+        natural: the run as written; its trace is there even if it raised.
+        exact: FP32 over loss scales; `overflow`, `resume`, `recovery`: the scenarios of those names.
+        discrepancies: where a copy of the contract's own scaler does not do what the reference model does.
+        not_run: scenario -> why there is no evidence of it.
+        declared: what `Training` declared that checks care about.
+    """
+
+    contract: str
+    device: str
+    natural: Run
+    exact: Exactness | None = None
+    overflow: Overflow | None = None
+    resume: Resume | None = None
+    recovery: Run | None = None
+    discrepancies: list[Any] | None = None
+    not_run: dict[str, str] = field(default_factory=dict)
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def trace(self) -> Trace:
+        """The natural run's trace."""
+        return self.natural.trace
+
+    def scaler_in_use(self) -> bool:
+        """Whether an enabled scaler scaled, unscaled or stepped anything in the natural run."""
+        return any(e.get("enabled") for e in self.trace.of("scale", "unscale", "scaler_step"))
+
+    def why_no_scaler(self) -> str:
+        if not self.trace.scalers:
+            return "no loss scaler"
+        return "the loss scaler is disabled" if not any(s.enabled for s in self.trace.scalers) else "the loss scaler is not used"

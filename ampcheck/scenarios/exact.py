@@ -1,0 +1,310 @@
+"""The oracle of AMP101: in FP32 a power-of-two loss scale is exact, so gradients and updates are bit-identical at every scale.
+
+A reference at scale 2^0, a run at a held 2^16, and one in which the scale grows are compared by bit digests of what enters each
+optimizer, of the update, and of the numbers the step returns. Only where they differ is more run: a repeat (does the step repeat
+at all?), the widened world (is it only a hard-coded 16-bit tensor?), and once more with the values of the first difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ampcheck.policy import HELD, Policy
+from ampcheck.scenarios.blame import blame
+from ampcheck.scenarios.custom import ForceScale
+from ampcheck.scenarios.drive import Run
+from ampcheck.scenarios.spec import Spec
+from ampcheck.scenarios.stages import compare_at
+from ampcheck.trace.differences import Difference
+from ampcheck.trace.digest import Digest, digest
+from ampcheck.trace.events import Event
+from ampcheck.trace.recorder import Probe, Recorder
+
+__all__ = ["Divergence", "Exactness", "Point", "exactness"]
+
+SCALE = 2.0**16
+GROWING_FROM = 2.0**10
+GROWTH_INTERVAL = 2
+#: Differences up to here are rounding in FP32 (a clip's 1e-6 epsilon, logcumsumexp); true ones begin at 4e-2.
+NEGLIGIBLE = 2.0**-20
+
+
+@dataclass(frozen=True)
+class Point:
+    """One optimizer step that was taken: bit digests of the gradients it used and of the parameters after it."""
+
+    call: int
+    optimizer: int
+    event: int
+    gradient: Digest
+    update: Digest | None = None
+
+
+class DigestProbe(Probe):
+    """Notes a `Point` for each step that an optimizer takes."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self._open: dict[int, Digest] = {}
+
+    def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
+        index = event.optimizer
+        assert index is not None
+        parameters = recorder.parameters(index)
+        if entering:
+            scale = getattr(optimizer, "grad_scale", None)
+            self._open[event.index] = digest([p.grad for p in parameters], scale if isinstance(scale, torch.Tensor) else None)
+        else:
+            gradient = self._open.pop(event.index, ())
+            if event.get("took"):
+                self.points.append(Point(event.call, index, event.index, gradient, digest(parameters)))
+
+
+@dataclass
+class Divergence:
+    """Where a run at another scale parts from the reference.
+
+    Args:
+        kind: "gradient", "update", "steps" (another number or order of steps), "returned" or "raised".
+        scenario: "scaled" or "growth".
+        call: index of the call.
+        optimizer: index of the optimizer, or `None`.
+        scale: the loss scale in force there.
+        differences: stage -> what differs there, tensor by tensor.
+        site: the line to blame, as far as it can be told.
+        values: for returned numbers: path -> (at scale 2^0, at the other scale).
+    """
+
+    kind: str
+    scenario: str
+    call: int
+    optimizer: int | None = None
+    scale: float = 1.0
+    differences: dict[str, list[Difference]] = field(default_factory=dict)
+    site: Any = None
+    writer: str = ""
+    values: dict[str, tuple[float, float]] = field(default_factory=dict)
+    message: str = ""
+    step_event: Event | None = None
+    run: Run | None = None
+
+
+@dataclass
+class Exactness:
+    """What the oracle says.
+
+    Args:
+        status: "exact", "diverged", "inconclusive" or "not-run".
+        reason: for the last two, and for "exact" what was needed to see it.
+        reproducible: whether the FP32 step gave the same bits twice; `None` if that was not needed or not possible.
+        spread: its repeat-to-repeat relative difference.
+        returned: a divergence in returned numbers alone (a warning).
+    """
+
+    status: str
+    reason: str = ""
+    divergence: Divergence | None = None
+    returned: Divergence | None = None
+    reproducible: bool | None = None
+    spread: float = 0.0
+    reference: Run | None = None
+    growth: Run | None = None
+    scaled: Run | None = None
+
+
+def _run(spec: Spec, scenario: str, policy: Policy, calls: int, **how: Any) -> tuple[Run, list[Point], bool]:
+    probe, force = DigestProbe(), ForceScale(policy.scale or 1.0)
+    run = spec.run(scenario, policy, calls=calls, probes=[*how.pop("probes", ()), probe], stage=force, **how)
+    return run, probe.points, force.forced
+
+
+def reference_policy(widen: bool = False) -> Policy:
+    return Policy("float32", scale=1.0, growth_interval=HELD, widen=widen)
+
+
+def scaled_policy(scenario: str, widen: bool = False) -> Policy:
+    if scenario == "growth":
+        return Policy("float32", scale=GROWING_FROM, growth_interval=GROWTH_INTERVAL, widen=widen)
+    return Policy("float32", scale=SCALE, growth_interval=HELD, widen=widen)
+
+
+def exactness(spec: Spec, calls: int, has_scaler: bool) -> Exactness:
+    """Compare the contract in FP32 over loss scales; without a scaler only its repeats.
+
+    Args:
+        spec: the contract.
+        calls: calls of `step` to compare.
+        has_scaler: whether the natural run used an enabled scaler.
+    """
+    reference, points, forced = _run(spec, "reference", reference_policy(), calls)
+    result = Exactness("exact", reference=reference)
+    if reference.trace.raised is not None:
+        result.status, result.reason = "not-run", f"no FP32 reference: with autocast at float32 the step raises {reference.trace.raised}"
+        return result
+    if not has_scaler:
+        _repeat(spec, calls, result, reference, points)
+        result.status, result.reason = "not-run", "no loss scaler"
+        return result
+    if not forced:
+        result.status = "not-run"
+        result.reason = "the scale of this scaler cannot be set; declare Training(set_scale=...)"
+        return result
+    if not points:
+        result.status, result.reason = "inconclusive", "the optimizer took no step in the FP32 run"
+    for scenario in ("scaled", "growth"):
+        wanted = calls if scenario == "scaled" else max(calls, GROWTH_INTERVAL + 2)
+        run, others, _ = _run(spec, scenario, scaled_policy(scenario), wanted)
+        setattr(result, scenario, run)
+        if result.status == "inconclusive":
+            continue
+        found = first_difference(scenario, reference, points, run, others)
+        if found is not None and found.kind == "returned":
+            result.returned = result.returned or found
+        elif found is not None and result.status == "exact":
+            _settle(spec, result, reference, points, found, calls)
+    if result.status == "exact" and result.reproducible is None:
+        result.reproducible = True  # the runs at other scales were repeats, and gave the same bits
+    return result
+
+
+def first_difference(scenario: str, a: Run, points: Sequence[Point], b: Run, others: Sequence[Point]) -> Divergence | None:
+    """The first place at which run `b` is not bit-identical to the reference `a`, within the calls both made."""
+    calls = min(a.trace.calls, b.trace.calls)
+    ours, theirs = [p for p in points if p.call < calls], [p for p in others if p.call < calls]
+    raised = b.trace.raised
+    for i in range(max(len(ours), len(theirs))):
+        p = ours[i] if i < len(ours) else None
+        q = theirs[i] if i < len(theirs) else None
+        if p is None or q is None or (p.optimizer, p.call) != (q.optimizer, q.call):
+            if raised is not None and q is None:
+                break
+            known = q or p
+            assert known is not None
+            return Divergence("steps", scenario, known.call, known.optimizer, _scale_at(b, known.call), run=b)
+        step = b.trace.events[q.event]
+        if p.gradient != q.gradient or p.update != q.update:
+            kind = "gradient" if p.gradient != q.gradient else "update"
+            return Divergence(kind, scenario, p.call, p.optimizer, _scale_at(b, q.call), step_event=step, run=b)
+    if raised is not None:
+        return Divergence("raised", scenario, raised.call, None, _scale_at(b, raised.call), site=raised.site, message=str(raised), run=b)
+    return _returned(scenario, a, b, calls)
+
+
+def _scale_at(run: Run, call: int) -> float:
+    scales = [e.get("scale", 1.0) for e in run.trace.of("scale", call=call) if e.get("enabled")]
+    return float(scales[0]) if scales else 1.0
+
+
+def _returned(scenario: str, a: Run, b: Run, calls: int) -> Divergence | None:
+    """Returned numbers that follow the loss scale by an exact power of two.
+
+    A number that comes from the scale alone is itself a power of two, or zero, at scale 1 (the scale, its inverse, its
+    logarithm, a counter): those are left out, and so is any other difference, which only repeats a finding on gradients.
+    """
+    for call in range(min(calls, len(a.trace.returned), len(b.trace.returned))):
+        values = {}
+        for path, value in a.trace.returned[call].items():
+            other = b.trace.returned[call].get(path)
+            if other is None or other == value or _is_power_of_two(value) or not value:
+                continue
+            if _is_power_of_two(other / value):
+                values[path] = (value, other)
+        if values:
+            return Divergence("returned", scenario, call, scale=_scale_at(b, call), values=values, site=_reading_site(b, call), run=b)
+    return None
+
+
+def _is_power_of_two(value: float) -> bool:
+    return math.isfinite(value) and value > 0 and math.frexp(value)[0] == 0.5
+
+
+def _reading_site(run: Run, call: int) -> Any:
+    """Where a scaled number came from: the first reading of the scale after the update, else where the loss was scaled."""
+    events = list(run.trace.of(call=call))
+    updates = [e.index for e in events if e.kind == "update"]
+    late = [e for e in events if e.kind == "get_scale" and updates and e.index > updates[-1]]
+    scaled = [e for e in events if e.kind == "scale"]
+    return (late or scaled or [Event("", call)])[0].site
+
+
+def _repeat(spec: Spec, calls: int, result: Exactness, reference: Run, points: Sequence[Point]) -> None:
+    """Does the FP32 step give the same bits twice?"""
+    again, others, _ = _run(spec, "reference", reference_policy(), calls)
+    found = first_difference("reference", reference, points, again, others)
+    result.reproducible = found is None or found.kind == "returned"
+    if found is not None and found.kind in ("gradient", "update") and found.optimizer is not None:
+        differences = compare_at(spec, reference_policy(), reference_policy(), calls, _ordinal(points, found))
+        result.spread = max((d.relative for ds in differences.values() for d in ds), default=float("inf"))
+    elif not result.reproducible:
+        result.spread = float("inf")
+
+
+def _ordinal(points: Sequence[Point], found: Divergence) -> int:
+    """Index of the step, among all steps taken, at which the runs part."""
+    for i, p in enumerate(points):
+        if (p.call, p.optimizer) == (found.call, found.optimizer):
+            return i
+    return 0
+
+
+def _settle(spec: Spec, result: Exactness, reference: Run, points: Sequence[Point], found: Divergence, calls: int) -> None:
+    """The bits differ: is it a fault? See the verdict rule of AMP101."""
+    if result.reproducible is None:
+        _repeat(spec, calls, result, reference, points)
+    if not result.reproducible and result.spread == float("inf"):
+        result.status, result.reason = "inconclusive", "the FP32 step does not repeat: two builds with the same seeds do different things"
+        return
+    # Is it only a 16-bit tensor that the code makes itself, whatever autocast says? Then the widened world is exact.
+    wide, wide_points, _ = _run(spec, "widened", reference_policy(True), calls)
+    other, other_points, _ = _run(spec, "widened", scaled_policy(found.scenario, True), calls)
+    widen = wide.trace.raised is None and bool(wide_points)
+    if widen:
+        in_wide = first_difference(found.scenario, wide, wide_points, other, other_points)
+        if in_wide is None or in_wide.kind == "returned":
+            result.reason = "exact once the 16-bit tensors that the code makes itself are widened to FP32"
+            return
+        found, points = in_wide, wide_points
+    elif _makes_low_precision(spec, calls):
+        result.status = "inconclusive"
+        result.reason = f"gradients pass through 16-bit tensors that the code makes itself, and it does not run with them in FP32: {wide.trace.raised}"
+        return
+    elif found.kind == "steps":
+        result.status, result.reason = "inconclusive", "the runs at different scales took different numbers of steps"
+        if not _is_skip(found):
+            result.status = "diverged"
+    _measure(spec, result, points, found, calls, widen)
+
+
+def _is_skip(found: Divergence) -> bool:
+    trace = found.run.trace if found.run else None
+    return trace is not None and any(not e.get("took") for e in trace.of("scaler_step") if e.get("done"))
+
+
+def _makes_low_precision(spec: Spec, calls: int) -> bool:
+    run = spec.run("widened", reference_policy(), calls=min(calls, 2), inspect_graph=True)
+    return any(e.get("dtypes") for e in run.trace.of("backward"))
+
+
+def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Divergence, calls: int, widen: bool) -> None:
+    if found.kind in ("gradient", "update"):
+        ordinal = _ordinal(points, found)
+        found.differences = compare_at(spec, reference_policy(widen), scaled_policy(found.scenario, widen), calls, ordinal)
+        stage = found.differences.get("optimizer" if found.kind == "gradient" else "update", [])
+        effect = max((d.relative for d in stage), default=0.0)
+        if effect <= NEGLIGIBLE and found.kind == "gradient":
+            result.reason = f"equal up to {effect:.0e}, which is rounding in FP32"
+            return
+        if effect <= 2.0 * result.spread:
+            result.reason = f"equal within the step's own spread of {result.spread:.0e}"
+            return
+        if effect <= 16.0 * result.spread:
+            result.status = "inconclusive"
+            result.reason = f"a difference of {effect:.0e} between loss scales does not stand out from the step's own spread of {result.spread:.0e}"
+            return
+        found.site, found.writer = blame(spec, scaled_policy(found.scenario, widen), calls, ordinal, found.differences, found.scale)
+    result.status, result.divergence = "diverged", found

@@ -1,0 +1,64 @@
+"""The natural run: the contract as it is written, all its calls, watched but without copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ampcheck.policy import Policy
+from ampcheck.scenarios.drive import Run
+from ampcheck.scenarios.spec import Spec
+from ampcheck.trace.events import Event
+from ampcheck.trace.recorder import Probe, Recorder
+
+__all__ = ["groups", "natural", "needed_calls", "recovery"]
+
+
+def groups(optimizer: Any) -> tuple[tuple[float, ...], ...]:
+    """What a schedule may change of an optimizer: learning rate, momentum and betas of each group, as numbers."""
+    found = []
+    for group in optimizer.param_groups:
+        values: list[float] = []
+        for key in ("lr", "momentum", "betas"):
+            value = group.get(key, ())
+            values += [float(v) for v in (value if isinstance(value, (tuple, list)) else [value])]
+        found.append(tuple(values))
+    return tuple(found)
+
+
+class ScheduleProbe(Probe):
+    """Notes the optimizers' hyperparameters after each backward, for AMP112."""
+
+    def backward_done(self, recorder: Recorder, event: Event) -> None:
+        event.data["groups"] = {i: groups(recorder.optimizers[i]) for i in event.get("optimizers", ())}
+
+
+def natural(spec: Spec) -> Run:
+    """Run the contract as written."""
+    return spec.run("natural", Policy(), calls=None, probes=[ScheduleProbe()], inspect_graph=True)
+
+
+def recovery(spec: Spec, calls: int) -> Run:
+    """The natural run again, for longer: does a loop that only skipped so far ever take a step?"""
+
+    class UntilStep(Probe):
+        def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
+            if not entering and event.get("took"):
+                raise StopIteration
+
+    return spec.run("recovery", Policy(), calls=calls, probes=[UntilStep()])
+
+
+def needed_calls(run: Run) -> int:
+    """How many calls the other scenarios need: two, or up to the first call that did something else than the one before.
+
+    The first call is left out of the comparison: what is made lazily is made there.
+    """
+    trace = run.trace
+    for call in range(2, trace.calls):
+        if trace.signature(call) != trace.signature(1) or _scales(run, call) != _scales(run, 1):
+            return call + 1
+    return min(2, max(trace.calls, 1))
+
+
+def _scales(run: Run, call: int) -> list[float]:
+    return [e.get("scale") for e in run.trace.of("scale", call=call) if e.get("enabled")]

@@ -1,0 +1,289 @@
+"""A planted overflow: inf is written into one gradient of each optimizer that goes through a scaler, in one scaler window only.
+
+A huge scale is no overflow for many correct steps; a planted inf is one for all. The run is in FP32 at the loop's own scale, so
+that nothing else overflows and the loop's caps and floors are as they are written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ampcheck.policy import Policy
+from ampcheck.scenarios.drive import Built, Run, Stage
+from ampcheck.scenarios.natural import groups
+from ampcheck.scenarios.spec import Spec
+from ampcheck.trace.digest import Digest, digest, local
+from ampcheck.trace.events import Event
+from ampcheck.trace.reach import Reached
+from ampcheck.trace.recorder import Probe, Recorder
+
+__all__ = ["Overflow", "Planted", "overflow"]
+
+#: Calls after the one with the planted overflow in which the loop may recover.
+RECOVERY_CALLS = 3
+
+
+@dataclass
+class Planted:
+    """What one optimizer went through.
+
+    Args:
+        optimizer, scaler: indices in the trace.
+        event: index of the event before which inf was planted.
+        call: in which call.
+        scale: the loss scale at that time.
+        used: whether the scaler's `step` was reached with it.
+        moved: which of "parameters", "optimizer state" changed although the gradient was not finite.
+        closed: index of the event that ended the window, or -1.
+        schedule: whether the learning rate moved in the skipped window as it does in every clean one.
+    """
+
+    optimizer: int
+    scaler: int
+    event: int
+    call: int
+    scale: float
+    used: bool = False
+    moved: list[str] = field(default_factory=list)
+    closed: int = -1
+    schedule: bool = False
+
+
+@dataclass
+class Overflow:
+    """The run, what was planted in it, and the averaged copies that moved in the skipped window."""
+
+    run: Run
+    planted: list[Planted] = field(default_factory=list)
+    averages: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Snapshot:
+    parameters: Digest
+    state: Digest
+
+
+class PlantProbe(Probe):
+    """Plants, and measures around the planted window.
+
+    Args:
+        drivers: optimizer index -> index of the scaler it is stepped by, from the natural run.
+        single: whether the contract has one window only, so that the first one has to do.
+    """
+
+    def __init__(self, drivers: dict[int, int], single: bool) -> None:
+        self.drivers, self.single = drivers, single
+        self.built: Built | None = None
+        self.planted: dict[int, Planted] = {}
+        self._followed: dict[bool, set[str]] = {}
+        self._at: int | None = None
+        self._windows = 0
+        self._took = False
+        self._done = False
+        self._unscaled: set[int] = set()
+        self._before: dict[int, _Snapshot] = {}
+        self._schedule: list[dict[int, Any]] = []
+        self._last: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None = None
+        self._boundary = True
+
+    # -- planting
+
+    @property
+    def armed(self) -> bool:
+        return not self._done and (self.single or self._windows > 0)
+
+    def backward_starts(self, recorder: Recorder) -> None:
+        self._judge(recorder)
+        if self._boundary:
+            self._boundary = False
+            self._mark(recorder)
+
+    def backward_done(self, recorder: Recorder, event: Event) -> None:
+        if self.armed:
+            for index in event.get("optimizers", ()):
+                if index in self.drivers and index not in self._unscaled:
+                    self._plant(recorder, index, event)
+
+    def unscale(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
+        index = event.optimizer
+        if index is None or not self.armed:
+            return
+        if entering and index in self.drivers and index not in self._unscaled:
+            self._plant(recorder, index, event)
+        elif not entering:
+            self._unscaled.add(index)
+
+    def scaler_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
+        index = event.optimizer
+        if index is None or not self.armed:
+            if not entering:
+                self._took |= bool(event.get("took"))
+            return
+        if entering:
+            if index in self.drivers and index not in self._unscaled:
+                self._plant(recorder, index, event)
+            if index in self.planted:
+                self.planted[index].used = True
+        else:
+            self._took |= bool(event.get("took"))
+
+    def _plant(self, recorder: Recorder, index: int, event: Event) -> None:
+        grads = [p.grad for p in recorder.parameters(index) if p.grad is not None]
+        values = [v for v in (g._values() if g.layout is torch.sparse_coo else g for g in grads) if v.numel() and v.is_floating_point()]
+        if not values:
+            return
+        known = self.planted.get(index)
+        if known is not None and not all(bool(v.isfinite().all()) for v in values):
+            return  # it is still there
+        if self._at is None:
+            self._at = len(self._schedule) - 1
+        if known is None:
+            self._before[index] = self._snapshot(recorder, index)
+            scaler = self.drivers[index]
+            self.planted[index] = Planted(index, scaler, event.index, recorder.call, recorder.current_scale(recorder.scalers[scaler]))
+        with torch.no_grad():
+            target = values[0]
+            local_target = target.to_local() if hasattr(target, "to_local") else target
+            local_target[(0,) * local_target.dim()] = float("inf")
+
+    # -- measuring
+
+    def _snapshot(self, recorder: Recorder, index: int) -> _Snapshot:
+        optimizer = recorder.optimizers[index]
+        state = [v for s in optimizer.state.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
+        return _Snapshot(digest(recorder.parameters(index)), digest(state))
+
+    def updated(self, recorder: Recorder, event: Event) -> None:
+        if event.get("new_scale") is not None:
+            return
+        self._boundary = True
+        if self._took and not self.planted:
+            self._windows += 1
+        for planted in self.planted.values():
+            if planted.scaler == event.scaler and planted.closed < 0:
+                planted.closed = event.index
+        if self.planted and all(p.closed >= 0 for p in self.planted.values()):
+            self._done = True
+        self._unscaled.clear()
+
+    def call_done(self, recorder: Recorder, call: int) -> None:
+        self._judge(recorder)
+        self._unscaled.clear()
+        if any(p.call == call for p in self.planted.values()):
+            self._done = True  # whatever the loop made of it: one window only
+            self._boundary = True
+
+    def _judge(self, recorder: Recorder) -> None:
+        """The window is over (the next backward begins, or the call has ended): did anything move?"""
+        for index, planted in self.planted.items():
+            if index in self._before and (planted.closed >= 0 or self._done or planted.call < recorder.call):
+                self._compare(recorder, index, planted)
+
+    def _compare(self, recorder: Recorder, index: int, planted: Planted) -> None:
+        before, after = self._before.pop(index), self._snapshot(recorder, index)
+        if before.parameters != after.parameters:
+            planted.moved.append("parameters")
+        if before.state != after.state:
+            planted.moved.append("optimizer state")
+
+    def finish(self, recorder: Recorder) -> None:
+        """The run is over, perhaps with an exception in the planted window."""
+        for index in list(self._before):
+            self._compare(recorder, index, self.planted[index])
+        self._mark(recorder)
+        self._schedules()
+
+    # -- what moves once a step in clean windows: schedules and averaged weights
+
+    @property
+    def averages(self) -> list[str]:
+        """Paths of the averaged copies that moved in the planted window as they do in a clean one."""
+        return sorted(self._followed.get(True, set()) & self._followed.get(False, set()))
+
+    def _mark(self, recorder: Recorder) -> None:
+        """A window begins here, and the one before is over."""
+        ended = len(self._schedule) - 1
+        self._schedule.append({i: groups(recorder.optimizers[i]) for i in self.drivers if i < len(recorder.optimizers)})
+        if self.built is None or (self._at is not None and ended > self._at):
+            self._last = None
+            return
+        now = (self._parameters(recorder), self._followers(recorder, self.built.reach()))
+        if self._last is not None:
+            old, (parameters, new) = self._last[1], now
+            moved = {path for path in new if path in old and _interpolates(old[path], new[path], parameters)}
+            self._followed[ended == self._at] = moved
+        self._last = now
+
+    def _parameters(self, recorder: Recorder) -> dict[str, torch.Tensor]:
+        return {f"{i}.{j}": p.detach().to("cpu", copy=True) for i in self.drivers if i < len(recorder.optimizers)
+                for j, p in enumerate(recorder.parameters(i)) if p.is_floating_point()}  # fmt: skip
+
+    def _followers(self, recorder: Recorder, reached: Reached) -> dict[str, torch.Tensor]:
+        """Copies of the reachable tensors that are shaped like a parameter and are none, nor optimizer state."""
+        own = {id(p) for i in range(len(recorder.optimizers)) for p in recorder.parameters(i)}
+        shapes = {tuple(p.shape) for i in self.drivers if i < len(recorder.optimizers) for p in recorder.parameters(i)}
+        found = {}
+        for path, t in reached.tensors.items():
+            if id(t) in own or ".state." in path or not t.is_floating_point() or t.layout is not torch.strided:
+                continue
+            if tuple(t.shape) in shapes and t.numel() > 1:
+                found[path] = local(t).to("cpu", copy=True)
+        return found
+
+    def _schedules(self) -> None:
+        marks, at = self._schedule, self._at
+        for index, planted in self.planted.items():
+            changed = [a.get(index) != b.get(index) for a, b in zip(marks, marks[1:], strict=False)]
+            clean = [c for i, c in enumerate(changed) if i != at]
+            planted.schedule = at is not None and at < len(changed) and changed[at] and bool(clean) and all(clean)
+
+
+def _interpolates(old: torch.Tensor, new: torch.Tensor, parameters: dict[str, torch.Tensor]) -> bool:
+    """Whether `new` is `old + a (p - old)` for one of the parameters and 0 < a < 1."""
+    if old.shape != new.shape or torch.equal(old, new):
+        return False
+    step = new.double() - old.double()
+    for p in parameters.values():
+        if p.shape != old.shape:
+            continue
+        way = p.double() - old.double()
+        length = float((way * way).sum())
+        if length == 0.0:
+            continue
+        share = float((step * way).sum()) / length
+        if 0.0 < share < 0.999999 and float((step - share * way).norm()) <= 1e-3 * float(step.norm()) + 1e-7 * float(p.double().norm()):
+            return True
+    return False
+
+
+class _Keep(Stage):
+    def __init__(self, probe: PlantProbe) -> None:
+        self.probe = probe
+
+    def built(self, built: Built) -> None:
+        self.probe.built = built
+
+    def after_call(self, built: Built, call: int) -> bool:
+        planted = [p.call for p in self.probe.planted.values()]
+        return bool(planted) and call >= max(planted) + RECOVERY_CALLS
+
+    def finished(self, built: Built) -> None:
+        self.probe.finish(built.recorder)
+
+
+def overflow(spec: Spec, drivers: dict[int, int], single: bool) -> Overflow:
+    """Run the contract with one planted overflow.
+
+    Args:
+        spec: the contract.
+        drivers: optimizer index -> scaler index, from the natural run.
+        single: whether the natural run had one scaler window only.
+    """
+    probe = PlantProbe(drivers, single)
+    run = spec.run("overflow", Policy("float32"), calls=None, probes=[probe], stage=_Keep(probe))
+    probe.built = None
+    return Overflow(run, list(probe.planted.values()), probe.averages)
