@@ -58,12 +58,12 @@ class Transformer(nn.Module):
         return logits
 
 
-def images(device: torch.device) -> Batch:
+def images(device: str) -> Batch:
     """Random images, float32 `(8, 3, 16, 16)`, and their classes, int64 `(8,)`."""
     return torch.randn(8, 3, 16, 16, device=device), torch.randint(10, (8,), device=device)
 
 
-def sequences(device: torch.device) -> Batch:
+def sequences(device: str) -> Batch:
     """Random tokens, int64 `(4, 16)`, and for each position the token that follows it."""
     tokens = torch.randint(32, (4, 17), device=device)
     return tokens[:, :-1], tokens[:, 1:]
@@ -123,37 +123,37 @@ def _training(step: Callable[[], Tensor], **parts: Any) -> Training:
     return Training(step, state_dict=state_dict, load_state_dict=load_state_dict)
 
 
-def _cnn(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer, Batch]:
+def _cnn(device: str) -> tuple[nn.Module, torch.optim.Optimizer, Batch]:
     torch.manual_seed(0)
     model = CNN().to(device)
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), images(device)
 
 
-def _transformer(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer, Batch]:
+def _transformer(device: str) -> tuple[nn.Module, torch.optim.Optimizer, Batch]:
     torch.manual_seed(0)
     model = Transformer().to(device)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), sequences(device)
 
 
 @contract
-def batchnorm_cnn(amp_device: torch.device) -> Training:
+def batchnorm_cnn(amp_device: str) -> Training:
     """A convolutional network with BatchNorm, SGD with momentum, fp16 autocast and a gradient scaler."""
     return fp16_training(*_cnn(amp_device))
 
 
 @contract
-def batchnorm_cnn_bf16(amp_device: torch.device) -> Training:
+def batchnorm_cnn_bf16(amp_device: str) -> Training:
     """The same network under bf16 autocast, without a scaler."""
     return bf16_training(*_cnn(amp_device))
 
 
 @contract
-def layernorm_transformer(amp_device: torch.device) -> Training:
+def layernorm_transformer(amp_device: str) -> Training:
     """A transformer layer with LayerNorm, AdamW, fp16 autocast and a gradient scaler."""
     return fp16_training(*_transformer(amp_device))
 
 
 @contract
-def layernorm_transformer_bf16(amp_device: torch.device) -> Training:
+def layernorm_transformer_bf16(amp_device: str) -> Training:
     """The same transformer under bf16 autocast, without a scaler."""
     return bf16_training(*_transformer(amp_device))

@@ -6,16 +6,14 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
+
+from ampcheck.strategies import CI_PROFILE
 
 pytest_plugins = ["pytester"]
 
-# Deterministic and quick: a merge is never red by luck. The thorough one looks for new counter-examples.
-settings.register_profile(
-    "ampcheck-ci", derandomize=True, database=None, deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.register_profile("ampcheck-thorough", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile(os.environ.get("AMPCHECK_HYPOTHESIS_PROFILE", "ampcheck-ci"))
+# Deterministic and quick by default: a merge is never red by luck. "ampcheck-thorough" looks for new counter-examples.
+settings.load_profile(os.environ.get("AMPCHECK_HYPOTHESIS_PROFILE", CI_PROFILE))
 
 
 @pytest.fixture(autouse=True, scope="session")
