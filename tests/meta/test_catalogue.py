@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from ampcheck.registry import Check, load_checks
 
-ROOT = Path(__file__).parents[2]
 CATALOGUE = load_checks()
 
 
@@ -35,7 +33,7 @@ def test_a_check_documents_itself(check: Check) -> None:
     assert check.function.__module__.startswith("ampcheck.checks.")
 
 
-def test_the_readme_shows_the_catalogue(script: Callable[[str], ModuleType]) -> None:
-    catalogue = script("catalogue")
-    _, shown, _ = catalogue.split((ROOT / "README.md").read_text("utf-8"))
-    assert shown == catalogue.table(), "run: python ci/catalogue.py --write"
+@pytest.mark.parametrize("table", ["catalogue", "options"])
+def test_the_tables_of_the_readme_are_up_to_date(table: str, script: Callable[[str], ModuleType]) -> None:
+    readme = script("readme")
+    assert readme.shown(readme.README.read_text("utf-8"))[table] == readme.TABLES[table](), "run: python ci/readme.py --write"

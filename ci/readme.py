@@ -1,0 +1,81 @@
+"""The README's tables, generated from what they describe: the checks, and the options of the plugin.
+
+python ci/readme.py            prints them
+python ci/readme.py --write    puts each between its two marks in README.md
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from ampcheck import config
+from ampcheck.registry import load_checks
+
+README = Path(__file__).parent.parent / "README.md"
+MARKED = re.compile(
+    r"(?P<start><!-- (?P<name>\w+): written by ci/readme.py -->\n)(?P<shown>.*?)(?P<end><!-- end -->)", re.DOTALL
+)
+
+
+def catalogue() -> str:
+    """One row a check: id, slug, level and what must hold."""
+    rows = [f"| {c.id} | {c.slug} | {c.level} | {_capital(c.expected)} |" for c in load_checks().values()]
+    return "\n".join(["| id | name | level | what must hold |", "|---|---|---|---|", *rows, ""])
+
+
+class _Options:
+    """Takes the place of pytest's parser and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[str, str, str]] = {}
+
+    def getgroup(self, *_: str) -> _Options:
+        return self
+
+    def addoption(self, name: str, *, help: str, metavar: str = "", **_: Any) -> None:
+        self.rows[name.removeprefix("--").replace("-", "_")] = (f"`{' '.join(filter(None, [name, metavar]))}`", "", help)
+
+    def addini(self, name: str, help: str, **_: Any) -> None:
+        option, _ini, described = self.rows.get(name, ("", "", help))
+        self.rows[name] = (option, f"`{name}`", described)
+
+
+def options() -> str:
+    """One row an option: its name on the command line, in pytest's configuration, and its help."""
+    parser = _Options()
+    config.add_options(cast("pytest.Parser", parser))
+    rows = [f"| {option} | {ini} | {_capital(help)} |" for option, ini, help in parser.rows.values()]
+    return "\n".join(["| command line | configuration | |", "|---|---|---|", *rows, ""])
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+TABLES = {"catalogue": catalogue, "options": options}
+
+
+def shown(readme: str) -> dict[str, str]:
+    """The text between each pair of marks, by name."""
+    return {match["name"]: match["shown"] for match in MARKED.finditer(readme)}
+
+
+def written(readme: str) -> str:
+    """The README with all of its tables up to date."""
+    return MARKED.sub(lambda match: f"{match['start']}{TABLES[match['name']]()}{match['end']}", readme)
+
+
+def main() -> None:
+    if "--write" in sys.argv:
+        README.write_text(written(README.read_text("utf-8")), "utf-8")
+    else:
+        print(*(table() for table in TABLES.values()), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
