@@ -1,0 +1,115 @@
+"""What an error of torch's own means: which rule the step broke before torch refused to go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampcheck.evidence import Evidence
+from ampcheck.findings import Location
+from ampcheck.trace.events import Event, Raised, Trace
+
+__all__ = ["Cause", "cause", "causes"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The rule behind an exception: check id, what happened, where, what mends it, and in which scenario."""
+
+    id: str
+    seen: str
+    location: Location | None
+    fix: str = ""
+    scenario: str = "natural"
+    raised: Raised | None = None
+
+
+def causes(evidence: Evidence) -> list[Cause]:
+    """The cause of the natural run's exception, and of those that only another scenario provokes."""
+    found: list[Cause] = []
+    natural = evidence.trace.raised
+    if natural is not None:
+        found.append(cause(evidence.trace, natural))
+    overflow = evidence.overflow
+    if overflow is not None and overflow.run.trace.raised is not None and overflow.planted:
+        raised = overflow.run.trace.raised
+        if natural is None or (raised.type, raised.message) != (natural.type, natural.message):
+            found.append(cause(overflow.run.trace, raised, "overflow"))
+    return found
+
+
+def cause(trace: Trace, raised: Raised, scenario: str = "natural") -> Cause:
+    """Name the rule behind an exception that came out of the contract."""
+    after = {"overflow": " (after a planted overflow)"}.get(scenario, "")
+    at = "while the contract was built" if raised.call < 0 else f"in call {raised.call + 1}{after}"
+    text = f"{at}: {raised}"
+
+    def found(id: str, seen: str, fix: str = "", location: Location | None = None) -> Cause:
+        return Cause(id, f"{seen} ({text})", location or raised.site, fix, scenario, raised)
+
+    message, last = raised.message, _last(trace, raised)
+    since = trace.events[last.index + 1 :] if last is not None else []
+    backward_since = any(e.kind == "backward" for e in since)
+    if "unscale_() has already been called" in message and last is not None:
+        new_window = last.call != raised.call and any(e.get("cleared") for e in since if e.kind == "backward")
+        if new_window:
+            return found("AMP105", _left(last), "call scaler.update() on every path that ends an iteration", _end_of(trace, last))
+        return found("AMP106", "unscale_() is called again for gradients of the same scaler window", "unscale once, after the last backward of the window")
+    if "unscale_() is being called after step()" in message or "step() has already been called" in message:
+        if backward_since:
+            return found("AMP105", "a new iteration begins and update() was not called since the last step", "call scaler.update() after the step", last.site if last else None)
+        if "unscale_" in message:
+            return found("AMP106", "unscale_() is called after step() has divided the gradients already", "unscale before the step, once")
+        return found("AMP103", "the same optimizer is stepped twice in one iteration", "step each optimizer once between two updates")
+    if "No inf checks were recorded for this optimizer" in message:
+        return _no_gradients(trace, raised, found)
+    if "No inf checks were recorded prior to update" in message:
+        return found("AMP105", "update() is called although no optimizer was unscaled or stepped since the last one", "call update() once, after the steps of the iteration")
+    if "but _scale is None" in message:
+        return found("AMP104", "the scaler is used although it has never scaled a loss", "scale every loss whose gradients the scaler's optimizer uses")
+    if "Closure use is not currently supported" in message:
+        return found("AMP103", "a closure is given to scaler.step()", "run the closure before scaler.step(), and step without it")
+    return Cause("AMP111", text, raised.site, "", scenario, raised)
+
+
+def _last(trace: Trace, raised: Raised) -> Event | None:
+    """The last unscale or step, of the optimizer that the error is about, that went through since the last update."""
+    seen: Event | None = None
+    for event in trace.events:
+        if event.kind == "update" and event.scaler == raised.scaler and event.get("done"):
+            seen = None
+        if event.kind in ("unscale", "scaler_step") and event.optimizer == raised.optimizer and event.get("done"):
+            seen = event
+    return seen
+
+
+def _left(event: Event) -> str:
+    what = "unscaled" if event.kind == "unscale" else "stepped"
+    return f"call {event.call + 1} {what} the optimizer and ended without update()"
+
+
+def _end_of(trace: Trace, last: Event) -> Location | None:
+    """Where the iteration that lacks its update was left, as far as events tell."""
+    return [e for e in trace.of(call=last.call) if e.index >= last.index and e.site is not None][-1].site
+
+
+def _no_gradients(trace: Trace, raised: Raised, found: object) -> Cause:
+    assert callable(found)
+    step = next((e for e in reversed(trace.events) if e.kind == "scaler_step" and e.optimizer == raised.optimizer), None)
+    result: Cause
+    if step is not None and step.get("cleared"):
+        result = found("AMP109", "the gradients were cleared between the backward and the step", "clear gradients before the backward or after the step")
+        return result
+    window = [e for e in trace.events if e.kind == "backward" and e.call == raised.call]
+    if any(o != raised.optimizer for e in window for o in e.get("optimizers", ())):
+        result = found(
+            "AMP110",
+            "the scaler steps an optimizer none of whose parameters has a gradient in this iteration",
+            "step an optimizer only in iterations in which its parameters take part",
+        )
+        return result
+    result = found(
+        "AMP111",
+        "no parameter of the optimizer received a gradient: the loss is not connected to them",
+        "leave out the whole iteration, or return a loss that depends on the parameters",
+    )
+    return result

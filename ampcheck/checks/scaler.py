@@ -1,0 +1,375 @@
+"""Family 2: what the loss scale does: skips, backoff, growth, recovery, bounds, arguments, and whether it is needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ampcheck.evidence import Evidence
+from ampcheck.findings import Location
+from ampcheck.registry import Fault, Inconclusive, NotRun, Result, check
+from ampcheck.trace.events import Event, Trace
+
+SMALLEST, LARGEST = 2.0**-24, 2.0**127
+#: Skips in a row, in the natural run and its continuation, after which a loop counts as stuck.
+STUCK = 30
+
+
+def _without_overflow(evidence: Evidence) -> Iterator[Result]:
+    if "overflow" in evidence.not_run:
+        yield NotRun(evidence.not_run["overflow"])
+    elif not evidence.scaler_in_use():
+        yield NotRun(evidence.why_no_scaler())
+    elif evidence.overflow is None or not evidence.overflow.planted:
+        yield NotRun("no overflow could be planted: no optimizer goes through the scaler's step with gradients")
+
+
+@check(
+    "AMP201", "skip-is-atomic",
+    expected="an iteration whose gradients are not finite leaves parameters, optimizer state and step counters as they were",
+    fix="let scaler.step() decide, and do nothing that belongs to a step taken when it was skipped (the scale falls in update())",
+    follows=("AMP103", "AMP102", "AMP104", "AMP111"),
+)  # fmt: skip
+def skip_is_atomic(evidence: Evidence) -> Iterator[Result]:
+    """A skipped step moves nothing that a step moves.
+
+    An inf is planted into a gradient in one scaler window. If parameters, optimizer state or step counters of that optimizer then move, it is an
+    error. If the learning rate or averaged weights advance as they do in a clean iteration, it is a warning: some frameworks do it by choice.
+    Counters, cursors, logs, hidden state, copies and buffers of the forward rightly move.
+
+    Source: PyTorch docs, `torch.amp.GradScaler.step`: the step is skipped if inf or NaN are found.
+    """
+    overflow = evidence.overflow
+    for planted in overflow.planted if overflow is not None else ():
+        assert overflow is not None
+        trace = overflow.run.trace
+        if planted.moved and not planted.sanitized:
+            step = next((e for e in trace.of("optimizer_step", optimizer=planted.optimizer) if e.index > planted.event), None)
+            yield Fault(
+                f"after an overflow in call {planted.call + 1} the {' and '.join(planted.moved)} of {trace.optimizers[planted.optimizer].kind} changed",
+                step.site if step is not None else _site_after(trace, planted.event),
+            )  # fmt: skip
+            return
+    for planted in overflow.planted if overflow is not None else ():
+        assert overflow is not None
+        moved = ["the learning rate"] * planted.schedule + [f"averaged weights ({overflow.averages[0]})"] * bool(overflow.averages)
+        if moved and not planted.sanitized and not overflow.run.trace.raised:
+            trace = overflow.run.trace
+            yield Fault(
+                f"in call {planted.call + 1}, whose step the scaler skipped, {' and '.join(moved)} moved on as after a step that was taken",
+                _step_site(trace, planted.event, planted.optimizer), level="warning",
+            )  # fmt: skip
+            return
+    yield from _without_overflow(evidence)
+
+
+@check(
+    "AMP202", "backoff",
+    expected="an overflowing iteration multiplies the scale by backoff_factor, exactly once",
+    fix="call scaler.update() in the overflowing iteration too, and do not hide non-finite gradients from the scaler",
+    follows=("AMP105", "AMP106", "AMP103", "AMP111", "AMP104"),
+)  # fmt: skip
+def backoff(evidence: Evidence) -> Iterator[Result]:
+    """The scale falls by the backoff factor once for each iteration with an overflow.
+
+    Source: PyTorch docs, `torch.amp.GradScaler.update`.
+    """
+    overflow = evidence.overflow
+    for planted in overflow.planted if overflow is not None else ():
+        assert overflow is not None
+        trace = overflow.run.trace
+        after = [e for e in trace.of("update", scaler=planted.scaler) if e.index > planted.event and e.get("new_scale") is None]
+        info = trace.scalers[planted.scaler]
+        if planted.sanitized:
+            yield Fault(
+                f"the inf in a gradient of {trace.optimizers[planted.optimizer].kind} in call {planted.call + 1} was gone before the scaler looked: the step was "
+                "taken and the scale stays", _site_after(trace, planted.event),
+            )  # fmt: skip
+            return
+        if info.custom:
+            continue
+        if not after or after[0].call > planted.call:
+            if trace.calls > planted.call + 1 or trace.raised is None:
+                yield Fault(
+                    f"no update() after the overflow in call {planted.call + 1}: the scale stays at {planted.scale:g}", _step_site(trace, planted.event, planted.optimizer)
+                )
+                return
+            continue
+    for _, trace in _all(evidence):
+        for event in trace.of("update"):
+            if event.get("found_inf") and "backoff" in event.data and event.get("new_scale") is None:
+                wanted = event.get("before") * event.get("backoff")
+                if not _close(event.get("after"), wanted):
+                    yield Fault(f"in call {event.call + 1} update() after an overflow leaves the scale at {event.get('after'):g}; {wanted:g} was due", event.site)
+                    return
+    yield from _discrepancies(evidence, "AMP202")
+    yield from _without_overflow(evidence)
+
+
+@check(
+    "AMP203", "growth",
+    expected="the scale grows by growth_factor after growth_interval updates in a row without overflow, never earlier or later",
+    fix="leave the growth tracker to update(), and call it once an iteration",
+    follows=("AMP105", "AMP208", "AMP111"),
+)  # fmt: skip
+def growth(evidence: Evidence) -> Iterator[Result]:
+    """The scale grows when torch's rule says so, as torch counts updates, apart from what the user's own `update(new_scale)` sets.
+
+    Tried with a growth interval of two, and on the natural run.
+
+    Source: PyTorch docs, `torch.amp.GradScaler(growth_factor, growth_interval)`.
+    """
+    seen = False
+    for _, trace in _all(evidence):
+        for event in trace.of("update"):
+            if "tracker" not in event.data or event.get("new_scale") is not None or event.get("found_inf"):
+                continue
+            seen = True
+            grows = event.get("tracker") + 1 == event.get("interval")
+            wanted = event.get("before") * (event.get("growth") if grows else 1.0)
+            if not math.isfinite(wanted) or wanted > 3.4e38:
+                wanted = event.get("before")
+            if not _close(event.get("after"), wanted):
+                yield Fault(f"in call {event.call + 1} update() leaves the scale at {event.get('after'):g}; {wanted:g} was due", event.site)
+                return
+    found = list(_discrepancies(evidence, "AMP203"))
+    yield from found
+    if not seen and not found:
+        if not evidence.scaler_in_use():
+            yield NotRun(evidence.why_no_scaler())
+        elif evidence.discrepancies is None:
+            yield NotRun(evidence.not_run.get("scaler", "the scaler makes no update of torch's kind"))
+
+
+@check(
+    "AMP204", "recovers",
+    expected="after overflows the loop reaches a step that is taken",
+    fix="let an overflow pass: no raise on a non-finite norm, no floor above the working range, clear the gradients of a skipped step",
+    follows=("AMP310", "AMP105", "AMP106", "AMP109", "AMP102", "AMP103", "AMP104", "AMP101", "AMP201", "AMP202", "AMP207", "AMP208", "AMP111"),
+)  # fmt: skip
+def recovers(evidence: Evidence) -> Iterator[Result]:
+    """Overflow is normal: the loop survives it and finds a scale at which it trains.
+
+    After a planted overflow, and from the scale that it starts with: a step is taken again, and nothing raises (`error_if_nonfinite`, a
+    hand-written raise).
+
+    Source: PyTorch docs, `torch.amp.GradScaler`: overflow in the first iterations is how the scale is found.
+    """
+    overflow, natural = evidence.overflow, evidence.trace
+    if overflow is not None and overflow.planted:
+        trace, raised = overflow.run.trace, overflow.run.trace.raised
+        if raised is not None and (natural.raised is None or natural.raised.message != raised.message):
+            yield Fault(f"after an overflow in call {overflow.planted[0].call + 1} the step raises in call {raised.call + 1}: {raised}", raised.site)
+            return
+        for planted in overflow.planted:
+            later = [e for e in trace.of("scaler_step", optimizer=planted.optimizer) if e.call > planted.call]
+            if len(later) >= 2 and not any(e.get("took") for e in later) and raised is None:
+                yield Fault(f"after one overflow in call {planted.call + 1} no later step is taken, in {len(later)} tries", later[0].site)
+                return
+    stuck = _stuck(evidence)
+    if stuck is not None:
+        yield stuck
+        return
+    yield from _without_overflow(evidence)
+
+
+def _stuck(evidence: Evidence) -> Result | None:
+    """A loop that never takes a step as it is written, although its FP32 run does."""
+    trace = evidence.trace
+    if trace.raised is not None or any(e.get("took") for e in trace.of("scaler_step", "optimizer_step")):
+        return None
+    tries = [e for e in trace.of("scaler_step") if e.get("enabled") and e.get("done")]
+    exact = evidence.exact
+    if not tries or exact is None or exact.reference is None or not exact.reference.trace.steps:
+        return None
+    scales = [e.get("scale") for e in trace.of("scale") if e.get("enabled")]
+    longer = evidence.recovery
+    if longer is not None and longer.trace.steps:
+        return None
+    if longer is not None:
+        more = [e for e in longer.trace.of("scaler_step") if e.get("done")]
+        scales = [e.get("scale") for e in longer.trace.of("scale") if e.get("enabled")] or scales
+        if len(more) < STUCK and min(scales) > SMALLEST and longer.trace.raised is None:
+            return Inconclusive(f"no step was taken in {len(more)} calls; give the contract more calls (Training(calls=...)) or a lower initial scale")
+        tries = more or tries
+    if len(tries) < 4:
+        return None
+    way = "and the scale does not fall" if len(set(scales)) == 1 else f"while the scale falls from {scales[0]:g} to {scales[-1]:g}"
+    return Fault(f"every step is skipped, in {len(tries)} tries {way}; in FP32 the same step is taken", tries[-1].site)
+
+
+@check(
+    "AMP205", "scale-bounds",
+    expected="the scale stays finite and positive, between 2^-24 and 2^127",
+    fix="cap the growth, put a floor under the backoff, and never set a scale that is zero or not finite",
+    follows=("AMP204", "AMP310", "AMP102", "AMP206"),
+)  # fmt: skip
+def scale_bounds(evidence: Evidence) -> Iterator[Result]:
+    """The scale stays a usable number.
+
+    What torch's own scaler does after 160 overflows in a row (it sinks to zero) is a note in the report, not a finding.
+
+    Source: IEEE 754 single precision: 2^127 is its largest power of two, and 2^-24 the smallest number of half precision.
+    """
+    for scenario, trace in _all(evidence):
+        for event in trace.of("update"):
+            new = event.get("new_scale")
+            if event.get("enabled") and new is not None and not (math.isfinite(new) and new > 0):
+                yield Fault(f"in call {event.call + 1} update(new_scale={new:g}) sets a scale that cannot be used", event.site)
+                return
+        for event in trace.of("scale"):
+            scale = event.get("scale")
+            if scenario == "natural" and event.get("enabled") and scale is not None and not SMALLEST <= scale <= LARGEST:
+                yield Fault(f"in call {event.call + 1} the loss is scaled by {scale:g}", event.site)
+                return
+    yield from _discrepancies(evidence, "AMP205")
+    if not evidence.scaler_in_use():
+        yield NotRun(evidence.why_no_scaler())
+
+
+@check(
+    "AMP206", "scaler-arguments",
+    expected="growth_factor > 1, 0 < backoff_factor < 1, growth_interval >= 1, init_scale finite and > 0",
+    fix="correct the argument; torch accepts bad ones silently",
+)  # fmt: skip
+def scaler_arguments(evidence: Evidence) -> Iterator[Result]:
+    """The scaler's arguments make sense.
+
+    Source: PyTorch docs, `torch.amp.GradScaler`; its constructor tests only growth_factor > 1 and backoff_factor < 1.
+    """
+    limits = {
+        "init_scale": lambda v: math.isfinite(v) and v > 0,
+        "growth_factor": lambda v: math.isfinite(v) and v > 1,
+        "backoff_factor": lambda v: 0 < v < 1,
+        "growth_interval": lambda v: v >= 1,
+    }
+    known = False
+    for info in evidence.trace.scalers:
+        for name, right in limits.items():
+            value = info.arguments.get(name) if info.enabled else None
+            if value is None:
+                continue
+            known = True
+            if not right(value):
+                yield Fault(f"{info.kind}({name}={value:g})", info.site)
+                return
+    if not known:
+        yield NotRun(evidence.why_no_scaler() if not evidence.scaler_in_use() else "the scaler's arguments are its own")
+
+
+@check(
+    "AMP207", "scaler-present",
+    expected="float16 autocast trains with an enabled loss scaler, or with a scale that is kept by hand",
+    fix="make a GradScaler for the device that is trained on, enabled, and scale the loss with it; or train in bfloat16",
+)  # fmt: skip
+def scaler_present(evidence: Evidence) -> Iterator[Result]:
+    """float16 gradients are protected from underflow.
+
+    Judged where a backward goes through float16 tensors of an autocast region and an optimizer then steps. A scale kept by hand (a large constant
+    factor at the root of the loss or in the seed of backward, or `Training(loss_scale=...)`) is as good as a scaler.
+
+    Source: PyTorch docs, "Gradient Scaling"; Micikevicius et al., "Mixed Precision Training", 2018, section 3.2.
+    """
+    trace = evidence.trace
+    regions = {dtype for dtypes in trace.autocast.values() for dtype in dtypes}
+    if "float16" not in regions:
+        yield NotRun("no float16 autocast region was entered")
+        return
+    if evidence.declared.get("loss_scale") is not None or any(s.enabled for s in trace.scalers) and evidence.scaler_in_use():
+        return
+    half = [e for e in trace.of("backward") if "float16" in e.get("dtypes", ())]
+    if not half or not any(e.kind == "optimizer_step" for e in trace.events):
+        yield NotRun("no gradient goes through float16")
+        return
+    if any(e.get("hand_scale") for e in half):
+        return
+    disabled = next((s for s in trace.scalers if not s.enabled), None)
+    if disabled is not None:
+        why = (
+            f"{disabled.kind} for {disabled.device or 'another device'} has disabled itself: there is no such device here"
+            if disabled.asked_enabled else f"{disabled.kind} is disabled"
+        )  # fmt: skip
+        yield Fault(f"the step trains in float16 on {evidence.device}, and {why}", disabled.site)
+        return
+    what = "the scaler that was made is not used" if trace.scalers else "there is no loss scaler"
+    yield Fault(f"the step trains in float16, and {what}", half[0].site)
+
+
+@check(
+    "AMP208", "scaler-model",
+    expected="the scaler does what the reference model of a loss scaler does",
+    fix="compare with the script; ampcheck.scaler_contract tests the class by itself",
+    follows=("AMP111",),
+)  # fmt: skip
+def scaler_model(evidence: Evidence) -> Iterator[Result]:
+    """A copy of the contract's own scaler agrees with the reference model of a loss scaler.
+
+    On sequences that the contract itself shows: clean steps, overflows, finite but large gradients, save and load, with toy parameters. What its
+    attributes or `Training(capabilities=...)` do not tell is not judged.
+
+    Source: PyTorch docs, `torch.amp.GradScaler`.
+    """
+    yield from _discrepancies(evidence, "AMP208")
+    if not evidence.scaler_in_use():
+        yield NotRun(evidence.why_no_scaler())
+    elif evidence.discrepancies is None:
+        yield NotRun(evidence.not_run.get("scaler", "the scaler was not tried"))
+
+
+@check(
+    "AMP209", "scaler-needless", level="warning",
+    expected="a loss scaler is kept only where gradients are float16",
+    fix="make the scaler with enabled=(dtype is torch.float16)",
+    follows=("AMP111",),
+)  # fmt: skip
+def scaler_needless(evidence: Evidence) -> Iterator[Result]:
+    """A scaler in a bfloat16 run does nothing useful: bfloat16 has the range of float32. It costs checks, and may skip steps.
+
+    Source: PyTorch docs, "Automatic Mixed Precision package": gradient scaling is for float16.
+    """
+    trace = evidence.trace
+    if not evidence.scaler_in_use():
+        yield NotRun(evidence.why_no_scaler())
+        return
+    backwards = [e for e in trace.of("backward") if e.get("accumulates")]
+    regions = {dtype for dtypes in trace.autocast.values() for dtype in dtypes}
+    if "float16" not in regions and any("bfloat16" in e.get("dtypes", ()) for e in backwards):
+        if not any("float16" in e.get("dtypes", ()) for e in backwards):
+            used = next(e.scaler for e in trace.of("scale") if e.get("enabled"))
+            yield Fault("an enabled loss scaler is used in a run whose 16-bit dtype is bfloat16", trace.scalers[used or 0].site)
+
+
+# -- reading the evidence -------------------------------------------------------------------------------------------
+
+
+def _all(evidence: Evidence) -> Iterator[tuple[str, Trace]]:
+    yield "natural", evidence.trace
+    if evidence.overflow is not None:
+        yield "overflow", evidence.overflow.run.trace
+    if evidence.exact is not None and evidence.exact.growth is not None:
+        yield "growth", evidence.exact.growth.trace
+
+
+def _close(a: float, b: float) -> bool:
+    return a == b or math.isclose(a, b, rel_tol=1e-5) or (not math.isfinite(a) and not math.isfinite(b))
+
+
+def _site_after(trace: Trace, index: int) -> Location | None:
+    return next((e.site for e in trace.events[index:] if e.site is not None), None)
+
+
+def _step_site(trace: Trace, index: int, optimizer: int) -> Location | None:
+    """The last line that handled the planted optimizer in its window: the step, else unscale_, else the backward."""
+    call = trace.events[index].call if index < len(trace.events) else -1
+    for kind in ("scaler_step", "unscale", "backward"):
+        events: list[Event] = [e for e in trace.of(kind, call=call) if e.index >= index and (kind == "backward" or e.optimizer == optimizer)]
+        if events:
+            return events[-1].site
+    return _site_after(trace, index)
+
+
+def _discrepancies(evidence: Evidence, id: str) -> Iterator[Fault]:
+    for found in evidence.discrepancies or ():
+        if found.check == id:
+            yield Fault(found.seen, getattr(found, "location", None), expected=found.expected, evidence={"kind": found.kind, "script": list(found.script)})
+            return
