@@ -5,6 +5,7 @@ cannot be discovered from the run.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -69,8 +70,10 @@ class Contract:
     def __get__(self, instance: object, owner: type | None = None) -> Contract:
         if instance is None:
             return self
-        bound: Callable[..., Any] = self.function.__get__(instance, owner)
-        return Contract(bound, self.options)
+        bound = Contract(self.function.__get__(instance, owner), self.options)
+        # Marks that stand above the decorator are on this object, not on the function.
+        vars(bound).update({name: value for name, value in vars(self).items() if name == "pytestmark"})
+        return bound
 
     def __repr__(self) -> str:
         return f"<ampcheck contract {self.name}>"
@@ -118,7 +121,9 @@ class Training:
         if isinstance(built, Training):
             training = built
         elif built is None:
-            raise ContractError(f"contract {name} returned nothing; return the function that makes one training step (`return step`)")
+            raise ContractError(
+                f"contract {name} returned nothing; return the function that makes one training step (`return step`)"
+            )
         elif callable(built):
             training = cls(built)
         else:
@@ -183,5 +188,28 @@ def contract(
         timeout=timeout,
     )
     if function is not None:
-        return Contract(function, options)
-    return lambda built: Contract(built, options)
+        return _declare(function, options)
+    return lambda built: _declare(built, options)
+
+
+#: Lines of the contracts declared under one name of one file, by file and qualified name.
+_DECLARED: dict[tuple[str, str], set[int]] = {}
+
+
+def declared_at(contract: Contract) -> list[int]:
+    """The lines that declare a contract under this name in its file; of several, the last one hides the others."""
+    return sorted(_DECLARED.get(_place(contract.function)[:2], ()))
+
+
+def _place(function: Callable[..., Any]) -> tuple[str, str, int]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return (code.co_filename, function.__qualname__, code.co_firstlineno) if code else ("", "", 0)
+
+
+def _declare(function: Callable[..., Any], options: Options) -> Contract:
+    contract = Contract(function, options)
+    file, name, line = _place(function)
+    # A function inside a function may be made, and named, as often as its maker likes.
+    if name and "<locals>" not in name:
+        _DECLARED.setdefault((file, name), set()).add(line)
+    return contract

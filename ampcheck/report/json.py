@@ -1,0 +1,50 @@
+"""The JSON report: versioned, ordered, and free of absolute paths where they can be avoided."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ampcheck.findings import SCHEMA_VERSION, ContractReport, Finding, Report
+from ampcheck.report.plain import plain
+from ampcheck.report.text import relative
+
+__all__ = ["document", "write"]
+
+
+def document(report: Report, root: Path) -> dict[str, Any]:
+    """The report as JSON data.
+
+    Args:
+        report: what was concluded.
+        root: the directory that the paths in it are made relative to (pytest's rootdir).
+
+    Returns:
+        `version`, `environment`, `findings` (those of a contract primary first, then by id), `items` and `costs`;
+        entries carry the device beside the contract, since one contract may be judged on several.
+    """
+    contracts = report.contracts
+    return {
+        "version": SCHEMA_VERSION,
+        "environment": plain(report.environment),
+        "findings": [_finding(finding, contract, root) for contract in contracts for finding in contract.findings],
+        "items": [{**plain(v.to_json()), "device": c.device} for c in contracts for v in c.verdicts],
+        "costs": [{"contract": c.contract, "device": c.device, **cost.to_json()} for c in contracts for cost in c.costs],
+    }
+
+
+def write(report: Report, path: Path, root: Path) -> None:
+    """Write `document` to a file, whose folder is made; the file is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(document(report, root), indent=1, allow_nan=False)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def _finding(finding: Finding, contract: ContractReport, root: Path) -> dict[str, Any]:
+    data: dict[str, Any] = plain(finding.to_json())
+    if data["location"] is not None:
+        data["location"]["file"] = relative(data["location"]["file"], root)
+    return {**data, "device": contract.device}

@@ -1,0 +1,77 @@
+"""Fixture values that a contract may not take: whatever a build would change under the next one."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["refusal"]
+
+#: Containers nested deeper than this hold no configuration that we would understand.
+DEEPEST = 5
+#: Values looked at; a list of a million numbers is not searched to its end.
+MOST = 10_000
+
+
+def refusal(values: Mapping[str, Any]) -> str | None:
+    """Why these fixture values cannot be used, or None.
+
+    Every scenario builds the training afresh, but a fixture's value is made once: a module, parameter, optimizer, loss
+    scaler, schedule or iterator in it would carry what one run did to it into the next. Tensors and data are fine.
+
+    Args:
+        values: the contract's arguments, by the name of their fixture.
+    """
+    for name, value in values.items():
+        kind = next((kind for held in _held(value, 0, [MOST]) if (kind := _state(held))), None)
+        if kind:
+            return (
+                f"fixture {name!r} is or holds {kind}, which the builds of this contract would share; "
+                f"return a factory from the fixture (a function that makes a new one) and call it in the contract"
+            )
+    return None
+
+
+def _state(value: object) -> str | None:
+    """What kind of training state this is, with its article; None if it is none."""
+    import torch
+
+    kind = type(value)
+    if isinstance(value, torch.nn.Module):
+        return f"a module ({kind.__name__})"
+    if isinstance(value, torch.nn.Parameter):
+        return "a parameter"
+    if isinstance(value, torch.optim.Optimizer) or (hasattr(kind, "step") and hasattr(value, "param_groups")):
+        return f"an optimizer ({kind.__name__})"
+    if hasattr(kind, "step") and hasattr(kind, "get_last_lr"):
+        return f"a learning-rate schedule ({kind.__name__})"
+    if hasattr(kind, "step") and hasattr(kind, "scale"):
+        return f"a loss scaler ({kind.__name__})"
+    if hasattr(kind, "__next__"):
+        return f"an iterator ({kind.__name__})"
+    return None
+
+
+def _held(value: Any, depth: int, left: list[int]) -> Iterator[object]:
+    """The value and what it holds; not what a function closes over, for a factory is a function."""
+    left[0] -= 1
+    kind = type(value)
+    if left[0] < 0 or depth > DEEPEST or kind.__module__.partition(".")[0] in ("pytest", "_pytest"):
+        return
+    yield value
+    if isinstance(value, Mapping):
+        inner: list[Any] = [*value.keys(), *value.values()]
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inner = list(value)
+    elif isinstance(value, functools.partial):
+        inner = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, types.MethodType):
+        inner = [value.__self__]
+    elif isinstance(value, (type, types.FunctionType, types.ModuleType)):
+        inner = []
+    else:
+        inner = list(getattr(value, "__dict__", {}).values())
+    for item in inner:
+        yield from _held(item, depth + 1, left)

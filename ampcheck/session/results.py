@@ -1,0 +1,165 @@
+"""What the items said, gathered across workers, and the report that is made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ampcheck.config import Settings
+from ampcheck.findings import ContractReport, Outcome, Report, Verdict
+from ampcheck.report import json as json_report
+from ampcheck.report import terminal
+from ampcheck.report.plain import contract_to_plain, cost_of, finding_of, plain, verdict_of, verdict_to_plain
+from ampcheck.report.text import one_line
+from ampcheck.session.collect import NONE_FOUND, Found
+from ampcheck.session.items import ContractItem
+
+__all__ = ["Results"]
+
+#: How pytest counts an outcome, its letter and its word with -v (one word for all skips: pytest groups them under it).
+STATUS = {
+    "warned": ("passed", "w", "WARNED"),
+    "inconclusive": ("skipped", "i", "SKIPPED"),
+    "not-run": ("skipped", "n", "SKIPPED"),
+}
+COLOURS: dict[str, dict[str, bool]] = {"": {}, **{name: {name: True} for name in ("red", "yellow", "green", "bold")}}
+
+
+class Results:
+    """Records travel as plain data on pytest's own reports, so that it is all one whether a worker is another process."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.config = config
+        self.settings = settings
+        self.items: dict[str, dict[str, Any]] = {}
+        self.contracts: dict[tuple[str, str], dict[str, Any]] = {}
+        self.environments: dict[str, dict[str, Any]] = {}
+        self.found = Found()
+        self.workers = 0
+        self.problem = ""
+        self.is_worker = hasattr(config, "workerinput")
+        if settings.json is not None and not self.is_worker and not config.getoption("collectonly"):
+            # An old report must not pass for the one that a crash prevented.
+            settings.json.unlink(missing_ok=True)
+
+    def attach(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        """Put what an item has to say on its report."""
+        if not isinstance(item, ContractItem) or report.when == "teardown" or (report.when == "setup" and report.passed):
+            return
+        verdict = _verdict(item, report)
+        group = item.group
+        record: dict[str, Any] = {"device": group.device, "verdict": verdict_to_plain(verdict), "findings": []}
+        ids = {verdict.follows or verdict.check} if verdict.outcome in ("failed", "warned", "xfailed") else set()
+        if group.report is not None:
+            record["findings"] = [
+                [rank, plain(finding.to_json())]
+                for rank, finding in enumerate(group.report.findings)
+                if finding.id in ids and (verdict.follows or finding.policy == verdict.policy)
+            ]
+            if item.first or not group.report.costs:
+                record["contract"] = contract_to_plain(group.report)
+                record["environment"] = plain(group.environment)
+        vars(report)["ampcheck"] = record
+
+    def add(self, report: pytest.TestReport) -> None:
+        """Take a record in; the last one of an item counts (a plugin may run it again)."""
+        record: dict[str, Any] | None = getattr(report, "ampcheck", None)
+        if record is None or self.is_worker:
+            return
+        self.items[report.nodeid] = record
+        key = (record["verdict"]["contract"], record["device"])
+        if contract := record.get("contract"):
+            self.contracts.setdefault(key, contract)
+        if environment := record.get("environment"):
+            self.environments.setdefault(record["device"], environment)
+
+    def status(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """How pytest shows an item; None leaves it to pytest."""
+        record: dict[str, Any] | None = getattr(report, "ampcheck", None)
+        if record is None or report.when != "call" or hasattr(report, "wasxfail") or report.failed:
+            return None
+        return STATUS.get(record["verdict"]["outcome"])
+
+    def report(self) -> Report:
+        """Everything that was reported; contracts by name, their findings primary first."""
+        grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for record in self.items.values():
+            grouped.setdefault((record["verdict"]["contract"], record["device"]), []).append(record)
+        contracts = []
+        for (contract, device), records in sorted(grouped.items()):
+            whole = self.contracts.get((contract, device), {"costs": [], "facts": {"judged": False}})
+            ranked = {rank: finding for record in records for rank, finding in record["findings"]}
+            contracts.append(
+                ContractReport(
+                    contract,
+                    device,
+                    sorted((verdict_of(r["verdict"]) for r in records), key=lambda v: (v.check, v.policy)),
+                    [finding_of(finding) for _, finding in sorted(ranked.items())],
+                    [cost_of(cost) for cost in whole["costs"]],
+                    whole["facts"],
+                )
+            )
+        return Report(self._environment(), contracts)
+
+    def worker_finished(self, node: Any) -> None:
+        """On xdist's controller: what a worker found."""
+        told = getattr(node, "workeroutput", {}).get("ampcheck")
+        if told is not None:
+            self.workers += 1
+            self.found.contracts = max(self.found.contracts, told["contracts"])
+            self.found.left_out = told["left_out"]
+
+    def finish(self, session: pytest.Session, found: Found) -> None:
+        """Hand over to the controller, or write the report."""
+        if self.is_worker:
+            session.config.workeroutput["ampcheck"] = vars(found)  # type: ignore[attr-defined]
+            return
+        if self.config.pluginmanager.has_plugin("dsession"):
+            partial = any("::" in arg for arg in self.config.args) or self.config.getoption("lf", False)
+            if self.workers and not self.found.contracts and not partial and not session.testsfailed:
+                self.problem = NONE_FOUND
+        else:
+            self.found = found
+        if self.settings.json is not None and not self.config.getoption("collectonly"):
+            try:
+                json_report.write(self.report(), self.settings.json, self.config.rootpath)
+            except OSError as error:
+                self.problem = f"the JSON report cannot be written: {error}"
+        if self.problem:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def summarize(self, reporter: pytest.TerminalReporter) -> None:
+        """Write the summary."""
+        report = self.report()
+        if report.contracts or self.problem or self.found.left_out:
+            reporter.section("ampcheck")
+        if report.contracts:
+            for line, style in terminal.summary(report, self.config.rootpath):
+                reporter.write_line(line, **COLOURS[style])
+        for contract in self.found.left_out:
+            reporter.write_line(f"left out: {one_line(contract)} declares no device that was asked for", yellow=True)
+        if self.problem:
+            reporter.write_line(f"ERROR: {self.problem}", red=True)
+
+    def _environment(self) -> dict[str, Any]:
+        """What the contracts were judged on; by device where there are several."""
+        if len(self.environments) < 2:
+            return next(iter(self.environments.values()), {})
+        first = next(iter(self.environments.values()))
+        return {**first, "devices": dict(sorted(self.environments.items()))}
+
+
+def _verdict(item: ContractItem, report: pytest.TestReport) -> Verdict:
+    """The verdict of an item; where pytest or another plugin ended it before there was one, what that amounts to."""
+    verdict = item.verdict
+    expected = getattr(report, "wasxfail", None)
+    if verdict is None:
+        slot = item.slot
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext.strip().rpartition("\n")[2]
+        outcome: Outcome = "not-run" if report.skipped else "failed"
+        verdict = Verdict(item.group.contract, slot.check, slot.slug, outcome, slot.policy, one_line(reason))
+    if expected is not None and verdict.outcome == "failed" and report.skipped:
+        # pytest's own xfail mark on the contract.
+        verdict = Verdict(verdict.contract, verdict.check, verdict.slug, "xfailed", verdict.policy, one_line(expected))
+    return verdict
