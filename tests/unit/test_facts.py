@@ -83,9 +83,10 @@ def test_what_is_measured_here_agrees_with_what_is_shipped(measured: Table) -> N
     if ("cpu", HERE) not in facts.shipped():
         pytest.skip(f"no table is shipped for torch {torch.__version__}")
     shipped = facts.read(f"cpu:{HERE[0]}.{HERE[1]}")
-    assert measured.policies == shipped.policies
+    # Other libraries register ops of their own with autocast once they are imported.
+    assert {op: policy for op, policy in measured.policies.items() if "::" not in op} == shipped.policies
     # Which fused kernels exist depends on the processor: what cannot run on one of two may run on the other.
-    moved = [str(change) for change in shipped.diff(measured) if "none (" not in str(change)]
+    moved = [str(change) for change in shipped.diff(measured) if "none (" not in str(change) and "::" not in str(change)]
     assert moved == []
     assert [row.output for row in measured.rows.values()].count(None) < len(measured.rows) / 10
 
