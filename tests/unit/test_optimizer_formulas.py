@@ -248,6 +248,23 @@ def test_lbfgs_keeps_one_flat_state_with_a_bounded_history(
             assert held[key].dtype in (slot.dtype, "python")
 
 
+def test_lbfgs_flattens_a_complex_parameter_as_two_real_ones() -> None:
+    parameters = [nn.Parameter(torch.ones(3, dtype=torch.complex64)), build((2,), "trained")]
+    optimizer = optim.LBFGS(parameters, lr=0.01, max_iter=1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = sum(parameter.abs().sum() for parameter in parameters)
+        assert isinstance(loss, Tensor)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    expected = expected_slots(optimizer)
+    assert expected is not None
+    assert held_slots(optimizer)[0, 0, "d"] == expected[0, 0, "d"] == Slot("float32", 8, 32, "cpu")
+
+
 def test_lbfgs_that_stops_at_once_holds_no_tensors() -> None:
     parameter = nn.Parameter(torch.zeros(3))
     optimizer = optim.LBFGS([parameter])
