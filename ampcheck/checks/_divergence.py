@@ -95,7 +95,7 @@ def _in_backward(backward: list[Difference], scale: float, at: str, site: Locati
     plain = [d.name for d in backward if d.is_multiple(1.0)]
     twice = [d.name for d in backward if d.is_multiple(scale * scale)]
     other = common_factor(backward)
-    if twice:
+    if twice and all(d.is_multiple(scale) or d.is_multiple(scale * scale) for d in backward):
         return Diagnosis("AMP104", f"{at} the gradient of {', '.join(twice[:3])} carries the scale twice", site, "scale each loss once", facts, "backward")
     if len(plain) == len(backward) or (plain and all(d.is_multiple(1.0) or d.is_multiple(scale) for d in backward)):
         return Diagnosis("AMP104", f"{at} the gradient of {', '.join(plain[:3])} does not carry the scale that the scaler divides it by", site,

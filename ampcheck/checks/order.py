@@ -206,9 +206,9 @@ def unscale_once(evidence: Evidence) -> Iterator[Result]:
 def accumulation(evidence: Evidence) -> Iterator[Result]:
     """The micro-batches of a window add up to one step's gradient.
 
-    The scale is constant inside a window: an `update()` in it would mix gradients of two scales. And where the loss of each micro-batch
-    is divided by a constant that is the size of other windows, a window does not hold more micro-batches than that constant. Whether a
-    loss ought to be divided at all is not judged: sums with a smaller learning rate are as good.
+    The scale is constant inside a window: an `update()` in it would mix gradients of two scales. And where losses are divided by the
+    size of their window, that size does not change inside one. Whether a loss ought to be divided at all is not judged: sums with a
+    smaller learning rate are as good.
 
     Source: PyTorch docs, "Gradient accumulation".
     """
@@ -220,16 +220,19 @@ def accumulation(evidence: Evidence) -> Iterator[Result]:
             yield Fault(f"in call {event.call + 1} the window of {_name(trace, event)} goes on over an update() of the scale", update.site)
             return
     windows = [window for _, window in _windows(trace)]
-    right = [w for w in windows if len(w) >= 2 and _divisor(w) == len(w)]
-    for window in windows:
-        divisor = _divisor(window)
-        if right and divisor is not None and divisor >= 2 and len(window) > divisor:
-            last_backward = window[-1]
-            yield Fault(
-                f"in call {last_backward.call + 1} {len(window)} micro-batches are added up, each divided by {divisor:g}; other windows divide by their size",
-                last_backward.site, evidence={"windows": [(len(w), _divisor(w)) for w in windows]},
-            )  # fmt: skip
-            return
+    sizes = [tuple(round(e.get("divisor", 1.0), 6) for e in window) for window in windows]
+    # The size of a window is what its losses are divided by in some windows, and in others the divisor changes midway, each time
+    # differently. (A second loss with a weight of its own gives the same pattern in every window.)
+    right = [d for d in sizes if len(d) >= 2 and set(d) == {len(d)}]
+    mixed = [i for i, d in enumerate(sizes) if len(set(d)) > 1 and all(x == int(x) for x in d)]
+    if right and len({sizes[i] for i in mixed}) >= 2:
+        last = windows[mixed[0]][-1]
+        yield Fault(
+            f"the window that ends in call {last.call + 1} holds {len(sizes[mixed[0]])} micro-batches, whose losses are divided by "
+            f"{', '.join(f'{d:g}' for d in sizes[mixed[0]])}; other windows are divided by their size",
+            last.site, evidence={"divisors": [list(d) for d in sizes]},
+        )  # fmt: skip
+        return
     if not windows:
         yield NotRun("no optimizer step was seen")
 
@@ -420,12 +423,3 @@ def _windows(trace: Trace) -> list[tuple[int, list[Event]]]:
             if window:
                 windows.append((event.optimizer, window))
     return windows
-
-
-def _divisor(window: list[Event]) -> float | None:
-    """The whole number that the loss of every micro-batch in a window is divided by, if it is one."""
-    found = {round(e.get("divisor", 1.0), 6) for e in window}
-    if len(found) != 1:
-        return None
-    divisor = found.pop()
-    return divisor if divisor == int(divisor) and divisor >= 1 else None

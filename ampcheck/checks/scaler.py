@@ -52,7 +52,7 @@ def skip_is_atomic(evidence: Evidence) -> Iterator[Result]:
             return
     for planted in overflow.planted if overflow is not None else ():
         assert overflow is not None
-        moved = ["the learning rate"] * planted.schedule + [f"averaged weights ({overflow.averages[0]})"] * bool(overflow.averages)
+        moved = ["the learning rate"] * planted.schedule + [f"averaged weights ({path})" for path in overflow.averages[:1]]
         if moved and not planted.sanitized and not overflow.run.trace.raised:
             trace = overflow.run.trace
             yield Fault(

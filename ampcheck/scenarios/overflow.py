@@ -39,6 +39,7 @@ class Planted:
         moved: which of "parameters", "optimizer state" changed although the gradient was not finite.
         closed: index of the event that ended the window, or -1.
         schedule: whether the learning rate moved in the skipped window as it does in every clean one.
+        sanitized: whether the optimizer was stepped all the same, with gradients that somebody had made finite.
     """
 
     optimizer: int
@@ -50,6 +51,7 @@ class Planted:
     moved: list[str] = field(default_factory=list)
     closed: int = -1
     schedule: bool = False
+    sanitized: bool = False
 
 
 @dataclass
@@ -130,6 +132,12 @@ class PlantProbe(Probe):
                 self.planted[index].used = True
         else:
             self._took |= bool(event.get("took"))
+
+    def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
+        planted = self.planted.get(event.optimizer) if event.optimizer is not None else None
+        if entering and planted is not None and planted.closed < 0 and planted.call == recorder.call:
+            grads = [local(p.grad) for p in recorder.parameters(planted.optimizer) if p.grad is not None]
+            planted.sanitized = bool(grads) and all(bool(g.isfinite().all()) for g in grads)
 
     def _plant(self, recorder: Recorder, index: int, event: Event) -> None:
         grads = [p.grad for p in recorder.parameters(index) if p.grad is not None]

@@ -24,7 +24,7 @@ class Entry:
     Args:
         key: where the gradient lay, and its version, when it was last looked at.
         fresh: a backward added to it since it was last cleared or used.
-        received: a backward added to it since the last step of its optimizer (even if it was cleared afterwards).
+        received: a backward added something other than zeros since the last step of its optimizer (cleared since or not).
         used_by: the optimizer that used it, while it has not been cleared since.
         tainted: where a backward added to it although it was used already.
         generations: for each scaler, how many updates it had made when the oldest part of the gradient was added.
@@ -81,25 +81,29 @@ class Ledger:
     def entry(self, parameter: torch.Tensor) -> Entry:
         return self._entries[id(parameter)]
 
-    def before_backward(self) -> None:
-        """Autograd is about to run: notice what was cleared or replaced since."""
-        for key, p in self._parameters.items():
-            self._look(self._entries[key], p)
+    def before_backward(self) -> bool:
+        """Autograd is about to run: notice what was cleared or replaced since; returns whether anything was."""
+        return any([self._look(self._entries[key], p) for key, p in self._parameters.items()])
 
-    def _look(self, entry: Entry, p: torch.Tensor) -> None:
+    def _look(self, entry: Entry, p: torch.Tensor) -> bool:
         grad = p.grad
         if grad is None:
+            had = entry.key is not None
             entry.clear()
             entry.key = None
-            return
-        key = _key(grad)
+            return had
+        key, cleared = _key(grad), False
         if entry.key is None or key[0] != entry.key[0]:
             entry.clear()  # another tensor was put there
-            entry.fresh = True
+            entry.fresh = cleared = True
             entry.generations = dict(self.generation)
-        elif entry.used_by is not None and all_zero([grad]):
+        elif entry.key != key and all_zero([grad]):
             entry.clear()
+            cleared = True
+        elif entry.used_by is not None and all_zero([grad]):
+            entry.clear()  # a zero gradient that was used: adding to it does no harm
         entry.key = key
+        return cleared
 
     def after_backward(self, site: Location | None) -> list[torch.Tensor]:
         """Autograd has run: which parameters did it add to?"""
@@ -115,9 +119,12 @@ class Ledger:
                 entry.is_tainted, entry.tainted = True, site
             if not entry.fresh:
                 entry.generations = dict(self.generation)
-            entry.fresh = entry.received = True
+            entry.fresh = True
             entry.key = key
             added.append(p)
+        if not all_zero([p.grad for p in added if p.grad is not None]):
+            for p in added:
+                self._entries[id(p)].received = True
         return added
 
     def at_step(self, parameters: Iterable[torch.Tensor], optimizer: int, in_backward: bool) -> dict[str, Any]:

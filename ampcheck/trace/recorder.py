@@ -271,10 +271,8 @@ class Recorder:
     def _scaler_update(self, scaler: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         index = self.scaler_index(scaler)
         new = args[0] if args else kwargs.get("new_scale")
-        before = self.current_scale(scaler)
-        with self.around(
-            "update", scaler=index, enabled=_enabled(scaler), before=before, new_scale=_number(new), found_inf=_found_inf(scaler)
-        ) as event:
+        facts = {"before": self.current_scale(scaler), "new_scale": _number(new), "found_inf": _found_inf(scaler), **_growth_rule(scaler)}
+        with self.around("update", scaler=index, enabled=_enabled(scaler), **facts) as event:
             result = original(*args, **kwargs)
         event.data["after"] = self.current_scale(scaler)
         event.data["done"] = True
@@ -342,7 +340,7 @@ class Recorder:
                 facts.update(graph.inspect(roots, seeds, self.scaled_nodes))
             for optimizer in self.optimizers:
                 self.ledger.watch(optimizer)
-            self.ledger.before_backward()
+            facts["cleared"] = self.ledger.before_backward()
             for probe in self.probes:
                 probe.backward_starts(self)
             with self.around("backward", **facts) as event:
@@ -495,6 +493,23 @@ def _found_inf(scaler: Any) -> bool | None:
     if not isinstance(states, dict):
         return None
     return any(bool(f.any()) for s in states.values() for f in s.get("found_inf_per_device", {}).values())
+
+
+def _growth_rule(scaler: Any) -> dict[str, Any]:
+    """What torch's own update() is about to go by; nothing for a scaler whose update() is its own."""
+    if not isinstance(scaler, torch.amp.GradScaler) or not scaler.is_enabled() or not _torch_update(type(scaler)):
+        return {}
+    return {
+        "tracker": scaler._get_growth_tracker(),
+        "interval": scaler.get_growth_interval(),
+        "growth": scaler.get_growth_factor(),
+        "backoff": scaler.get_backoff_factor(),
+    }
+
+
+def _torch_update(cls: type) -> bool:
+    owner = next(c for c in cls.__mro__ if "update" in vars(c))
+    return owner.__module__.startswith("torch.")
 
 
 def _describe_scaler(scaler: Any, custom: bool) -> ScalerInfo:

@@ -1,0 +1,350 @@
+"""Plans the runs of one contract, lets the checks judge what they left, and builds the report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from ampcheck import config
+from ampcheck.contract import Options, Training
+from ampcheck.errors import ContractError, ScenarioTimeout
+from ampcheck.evidence import Evidence
+from ampcheck.findings import ContractReport, Finding, Level, Location, Outcome, Report, Verdict
+from ampcheck.registry import Check, Fault, Inconclusive, load_checks, matches
+from ampcheck.trace.events import Trace
+
+__all__ = ["check", "environment", "judge"]
+
+
+def check(make_step: Callable[[], object], *, device: str | None = None, name: str | None = None, **options: Any) -> Report:
+    """Judge a training step without pytest.
+
+    Args:
+        make_step: builds the step afresh: a function without arguments that returns a step or a `Training`.
+        device: device type the step runs on; CUDA where there is one, else the CPU.
+        name: for messages; the function's name otherwise.
+        **options: as for `ampcheck.contract`: `ignore=`, `xfail=`, `strict=`, `timeout=`.
+
+    Returns:
+        A `Report`; `report.ok` is False if an error-level rule is broken.
+
+    Raises:
+        UsageError: for an option that names no check.
+    """
+    from ampcheck.contract import Contract, contract
+
+    declared = make_step if isinstance(make_step, Contract) else contract(**options)(make_step)
+    where = device or default_device()
+    report = judge(
+        declared.function,
+        contract=name or declared.name,
+        device=where,
+        options=declared.options,
+        settings=config.Settings(),
+    )
+    return Report(environment(where), [report])
+
+
+def default_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """Versions, hardware and the flags that numbers depend on."""
+    import torch
+
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "tf32": {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32},
+        "device": device,
+    }
+    if device == "cuda" and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "card": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory": properties.total_memory,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "bfloat16": torch.cuda.is_bf16_supported(),
+        }
+    return found
+
+
+def judge(
+    make_step: Callable[[], object],
+    *,
+    contract: str,
+    device: str,
+    options: Options,
+    settings: config.Settings,
+    progress: Callable[[str], None] | None = None,
+) -> ContractReport:
+    """Run everything for one contract on one device, and judge it whole.
+
+    Args:
+        make_step: builds the contract's step.
+        contract: its node id, for findings.
+        device: device type.
+        options, settings: of the contract and of the session.
+        progress: told the name of each scenario as it begins.
+
+    Returns:
+        One verdict for each check (and dtype), the findings behind them, and what it cost. Faults of the contract never raise.
+    """
+    from ampcheck.scenarios.spec import Spec
+
+    merged = config.merge(options, settings)
+    timeout = options.timeout if options.timeout is not None else settings.timeout
+    spec = Spec(make_step, contract, device, timeout, progress)
+    report = ContractReport(contract, device)
+    with _threads():
+        evidence = _gather(spec, settings.budget)
+    evidence.environment = environment(device)
+    report.costs = list(spec.costs.values())
+    report.facts = {"scale": _scale_history(evidence.trace), "notes": sorted(set(evidence.not_run.values()))}
+    _decide(report, evidence, merged)
+    return report
+
+
+# -- running --------------------------------------------------------------------------------------------------------
+
+
+def _threads() -> Any:
+    """Small steps with several threads on a busy machine take a hundred times longer: leave half of the processors alone."""
+    import contextlib
+
+    import torch
+
+    @contextlib.contextmanager
+    def limited() -> Iterator[None]:
+        before = torch.get_num_threads()
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        torch.set_num_threads(max(1, min(before, cpus // (2 * workers))))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    return limited()
+
+
+def _gather(spec: Any, budget: float | None) -> Evidence:
+    """Run the scenarios, the cheapest families first; what one of them cannot do does not keep the others from running."""
+    from ampcheck.scenarios.drive import Run
+    from ampcheck.trace.events import Raised
+
+    began = time.perf_counter()
+    empty = Evidence(spec.name, spec.device, Run(Trace()))
+    try:
+        from ampcheck.scenarios.natural import natural
+
+        declared: dict[str, Any] = {}
+        spec.make_step = _declaring(spec.make_step, spec.name, declared)
+        evidence = Evidence(spec.name, spec.device, natural(spec), declared=declared)
+    except (ContractError, ScenarioTimeout) as error:
+        empty.natural.trace.raised = Raised(-1, type(error).__name__, str(error), _site_of(spec.make_step))
+        return empty
+    trace = evidence.trace
+    if trace.raised is not None and trace.raised.call < 0:
+        return evidence
+    for name, scenario in _plan(spec, evidence):
+        if budget is not None and time.perf_counter() - began > budget:
+            evidence.not_run[name] = f"budget of {budget:g} s"
+            continue
+        try:
+            scenario()
+        except ScenarioTimeout as error:
+            evidence.not_run[name] = f"timeout: {error}"
+        except ContractError as error:
+            if "shares state" in str(error):
+                evidence.trace.raised = Raised(-1, "ContractError", str(error), _site_of(spec.make_step))
+                return evidence
+            evidence.not_run[name] = str(error)
+    return evidence
+
+
+def _plan(spec: Any, evidence: Evidence) -> Iterator[tuple[str, Callable[[], None]]]:
+    from ampcheck.scenarios.exact import exactness
+    from ampcheck.scenarios.natural import needed_calls, recovery
+    from ampcheck.scenarios.overflow import overflow
+    from ampcheck.scenarios.resume import resume
+    from ampcheck.scenarios.scaler import scaler_discrepancies
+
+    trace = evidence.trace
+    drivers = {e.optimizer: e.scaler for e in trace.of("scaler_step") if e.get("enabled") and e.optimizer is not None and e.get("grads")}
+    usable = trace.calls if trace.raised is None else trace.raised.call
+    if usable < 1:
+        for name in ("exact", "overflow", "resume", "scaler"):
+            evidence.not_run[name] = "the step raises in its first call"
+        if drivers:  # even so its own scaler can be tried
+            evidence.not_run.pop("scaler")
+            yield "scaler", lambda: scaler_discrepancies(spec, evidence)
+        return
+
+    def run_exact() -> None:
+        evidence.exact = exactness(spec, min(needed_calls(evidence.natural), usable), evidence.scaler_in_use())
+
+    def run_overflow() -> None:
+        windows = sum(1 for e in trace.of("update") if e.get("new_scale") is None) or len(list(trace.of("scaler_step")))
+        evidence.overflow = overflow(spec, drivers, single=windows < 2)
+
+    def run_resume() -> None:
+        evidence.resume = resume(spec)
+
+    def run_recovery() -> None:
+        evidence.recovery = recovery(spec, 40)
+
+    yield "exact", run_exact
+    if drivers:
+        yield "overflow", run_overflow
+        yield "scaler", lambda: scaler_discrepancies(spec, evidence)
+    if evidence.declared.get("state_dict_site") is not None or evidence.declared.get("resumable"):
+        if evidence.natural.notes.get("limit", 0) > 2:
+            yield "resume", run_resume
+        else:
+            evidence.not_run["resume"] = "the step may be called fewer than three times after one build"
+    if drivers and trace.raised is None and not any(e.get("took") for e in trace.of("scaler_step", "optimizer_step")):
+        yield "recovery", run_recovery
+
+
+def _declaring(make_step: Callable[[], object], name: str, declared: dict[str, Any]) -> Callable[[], object]:
+    """Note what the contract's `Training` declares, as it is built."""
+    from ampcheck.trace.sources import of_callable
+
+    def build() -> object:
+        built = make_step()
+        if isinstance(built, Training):
+            declared["loss_scale"] = built.loss_scale
+            declared["capabilities"] = dict(built.capabilities)
+            declared["resumable"] = built.state_dict is not None
+            declared["state_dict_site"] = of_callable(built.state_dict)
+            declared["load_state_dict_site"] = of_callable(built.load_state_dict)
+        return built
+
+    build.__wrapped__ = make_step  # type: ignore[attr-defined]
+    return build
+
+
+def _site_of(make_step: Any) -> Location | None:
+    from ampcheck.trace.sources import of_callable
+
+    return of_callable(make_step)
+
+
+def _scale_history(trace: Trace) -> list[float]:
+    return [e.get("scale") for e in trace.of("scale") if e.get("enabled")]
+
+
+# -- judging --------------------------------------------------------------------------------------------------------
+
+
+def _decide(report: ContractReport, evidence: Evidence, options: Options) -> None:
+    """Let each check judge, settle which findings only follow from others, and apply xfail, strict and ignore."""
+    results: dict[str, tuple[Check, list[Any], float]] = {}
+    for id, one in load_checks().items():
+        if one.per_dtype:
+            continue
+        began = time.perf_counter()
+        results[id] = (one, _judged(one, evidence), time.perf_counter() - began)
+    faults = {id: found[0] for id, (_, found, _) in results.items() if found and isinstance(found[0], Fault)}
+    leads = _leads(results, faults, options)
+    for id, (one, found, seconds) in results.items():
+        report.verdicts.append(_verdict(report, one, found, seconds, faults, leads, options))
+    report.findings = _ordered([v.finding for v in report.verdicts if v.finding is not None and v.follows is None and v.outcome in ("failed", "warned")])
+    built = evidence.trace.raised is None or evidence.trace.raised.call >= 0
+    if not built:
+        reason = f"the contract could not be built: {evidence.trace.raised}"
+        report.verdicts = [v if v.check == "AMP111" else replace(v, outcome="not-run", reason=reason, finding=None, follows=None) for v in report.verdicts]
+        report.findings = [f for f in report.findings if f.id == "AMP111"]
+
+
+def _judged(one: Check, evidence: Evidence) -> list[Any]:
+    """A check's results: faults first; a fault makes the reasons for having no verdict moot."""
+    if evidence.trace.raised is not None and evidence.trace.raised.call < 0 and one.id != "AMP111":
+        return []
+    found = list(one.function(evidence))
+    return sorted(found, key=lambda r: (not isinstance(r, Fault), not isinstance(r, Inconclusive)))[:1]
+
+
+def _level(one: Check, fault: Fault, options: Options) -> Level:
+    level = fault.level or one.level
+    if level == "warning" and (options.strict is True or (isinstance(options.strict, tuple) and matches(one.id, options.strict))):
+        return "error"
+    return level
+
+
+def _leads(results: dict[str, tuple[Check, list[Any], float]], faults: dict[str, Fault], options: Options) -> dict[str, str]:
+    """For each fault that another one explains, the id of that one, followed to its end."""
+    leads: dict[str, str] = {}
+    for id, fault in faults.items():
+        candidates = [fault.follows] if fault.follows else list(results[id][0].follows)
+        for other in candidates:
+            if other is not None and other != id and other in faults and _level(results[other][0], faults[other], options) == "error":
+                leads[id] = other
+                break
+    for id in list(leads):
+        seen = {id}
+        while leads[id] in leads and leads[leads[id]] not in seen:
+            seen.add(leads[id])
+            leads[id] = leads[leads[id]]
+    return leads
+
+
+def _verdict(
+    report: ContractReport, one: Check, found: list[Any], seconds: float, faults: dict[str, Fault], leads: dict[str, str], options: Options
+) -> Verdict:
+    def verdict(outcome: Outcome, reason: str = "", **more: Any) -> Verdict:
+        return Verdict(report.contract, one.id, one.slug, outcome, reason=reason, seconds=seconds, **more)
+
+    lead = leads.get(one.id)
+    expected_failure = options.xfail.get(lead or one.id)
+    result = found[0] if found else None
+    if isinstance(result, Fault):
+        finding = _finding(report.contract, one, result, _level(one, result, options))
+        if expected_failure is not None:
+            return verdict("xfailed", expected_failure, finding=finding, follows=lead)
+        if matches(lead or one.id, options.ignore):
+            return verdict("not-run", f"ignored: {lead or one.id}", follows=lead)
+        if lead is not None:
+            level = _level(load_checks()[lead], faults[lead], options)
+            return verdict("failed" if level == "error" else "warned", f"follows from {lead}", follows=lead, finding=finding)
+        return verdict("failed" if finding.level == "error" else "warned", finding.seen, finding=finding)
+    if one.id in options.xfail and not isinstance(result, Inconclusive):
+        return verdict("failed", "XPASS(strict)")
+    if isinstance(result, Inconclusive):
+        return verdict("inconclusive", result.reason)
+    if result is not None:
+        return verdict("not-run", result.reason)
+    return verdict("passed")
+
+
+def _finding(contract: str, one: Check, fault: Fault, level: Level) -> Finding:
+    return Finding(
+        one.id,
+        one.slug,
+        level,
+        contract,
+        fault.expected or one.expected,
+        fault.seen,
+        fault.fix or one.fix,
+        location=fault.location,
+        evidence=fault.evidence or {},
+    )
+
+
+def _ordered(findings: list[Finding]) -> list[Finding]:
+    """Errors before warnings; within them primary rules (order, then the scaler) by id, the general AMP101 and AMP111 last of the errors."""
+    return sorted(findings, key=lambda f: (f.level != "error", f.id in ("AMP101", "AMP111"), f.id))
+
+

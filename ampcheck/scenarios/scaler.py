@@ -1,0 +1,64 @@
+"""A copy of the contract's own scaler against the reference model, on sequences that the natural run shows (AMP208)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ampcheck.evidence import Evidence
+from ampcheck.policy import Policy
+from ampcheck.scenarios.drive import Built, Stage
+from ampcheck.scenarios.spec import Spec
+
+__all__ = ["scaler_discrepancies"]
+
+
+class _Copy(Stage):
+    """Takes a copy of each scaler right after the build."""
+
+    def __init__(self) -> None:
+        self.copies: list[Any] = []
+        self.error = ""
+
+    def after_call(self, built: Built, call: int) -> bool:
+        return True
+
+    def built(self, built: Built) -> None:
+        for scaler, info in zip(built.recorder.scalers, built.recorder.trace.scalers, strict=True):
+            if not info.enabled:
+                continue
+            # the recorder's wrappers are on the instance: the copy must not report to it
+            hidden = {k: v for k, v in getattr(scaler, "__dict__", {}).items() if k in _WATCHED}
+            for name in hidden:
+                delattr(scaler, name)
+            try:
+                self.copies.append(copy.deepcopy(scaler))
+            except Exception as error:
+                self.error = f"the scaler cannot be copied: {type(error).__name__}: {error}"
+            finally:
+                for name, value in hidden.items():
+                    setattr(scaler, name, value)
+
+
+_WATCHED = ("scale", "unscale_", "step", "update", "get_scale", "load_state_dict")
+
+
+def scaler_discrepancies(spec: Spec, evidence: Evidence) -> None:
+    """Try copies of the contract's scalers and note where they part from the model; torch's own class is known to agree."""
+    trace = evidence.trace
+    custom = [i for i, s in enumerate(trace.scalers) if s.enabled and (s.custom or s.kind != "GradScaler")]
+    if not custom:
+        evidence.discrepancies = []  # torch's own class: the suite's own tests cover it
+        return
+    from ampcheck.scaler_probe import Usage, probe
+
+    stage = _Copy()
+    spec.run("scaler", Policy(), calls=0, stage=stage)
+    if not stage.copies:
+        evidence.not_run["scaler"] = stage.error or "the scaler is not there after the build"
+        return
+    found: list[Any] = []
+    usage = Usage.of_trace(trace)
+    for scaler in stage.copies:
+        found += probe(scaler, usage, capabilities=evidence.declared.get("capabilities", {}), device=spec.device)
+    evidence.discrepancies = found
