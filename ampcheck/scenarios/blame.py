@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from ampcheck.findings import Location
 from ampcheck.policy import Policy
 from ampcheck.scenarios.custom import ForceScale
-from ampcheck.scenarios.drive import Stage
+from ampcheck.scenarios.drive import Built
 from ampcheck.scenarios.spec import Spec
 from ampcheck.trace.differences import Difference, wrong_phase
 from ampcheck.trace.events import Event
@@ -119,21 +120,16 @@ def _storage(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
-class _UnderMode(Stage):
-    """Runs every call under the dispatch mode."""
+class _UnderMode(ForceScale):
+    """Makes every call under the dispatch mode."""
 
     def __init__(self, mode: _Watch, scale: float) -> None:
-        self.mode, self.force = mode, ForceScale(scale)
+        super().__init__(scale)
+        self.mode = mode
 
-    def built(self, built: Any) -> None:
-        self.force.built(built)
-        step = built.training.step
-
-        def watched() -> Any:
-            with self.mode:
-                return step()
-
-        built.training.step = watched
+    def call(self, built: Built, step: Callable[[], object]) -> object:
+        with self.mode:
+            return step()
 
 
 def blame(

@@ -84,6 +84,10 @@ class Stage:
     def before_call(self, built: Built, call: int) -> None:
         """A call is about to be made."""
 
+    def call(self, built: Built, step: Callable[[], object]) -> object:
+        """Make the call; a place to put a dispatch mode around it."""
+        return step()
+
     def after_call(self, built: Built, call: int) -> bool:
         """A call has ended; return True to stop here."""
         return False
@@ -149,7 +153,7 @@ def drive(
                 stage.before_call(built, call)
                 before = _autocast_state()
                 try:
-                    value = training.step()
+                    value = stage.call(built, training.step)
                 finally:
                     _note_leaks(recorder, before, call)
                     for probe in recorder.probes:

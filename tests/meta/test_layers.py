@@ -18,7 +18,7 @@ LAYERS = [
     {"registry"},
     {"contract"},
     {"config"},
-    {"_compat", "facts", "scaler_model"},
+    {"_compat", "facts", "optimizer_formulas", "scaler_model"},
     {"scaler_capabilities"},
     {"scaler_session"},
     {"scaler_measure", "scaler_referee", "scaler_source"},
