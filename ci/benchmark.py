@@ -1,13 +1,15 @@
 """What a contract costs: the time of ampcheck over the time of the bare steps and builds that it needed.
 
-    python ci/benchmark.py [--device cpu] [--steps-ms 10 200] [--json PATH]
+    python ci/benchmark.py [--device cpu] [--steps-ms 10 200] [--pairs 5] [--json PATH]
 
-For each step time a network is tuned at start to take it; then everything is measured in one run, on one machine:
+For each step time a network is tuned at start to take it. The runner counts builds and steps by scenario; `bare` does as
+many of each with nothing around them, in FP32 where the scenario runs in FP32 (on a CPU that takes another time than 16
+bits). Everything is measured in pairs, one right after the other, and reported as the median of the ratios of one run:
 
-- `bare`: builds x the time of one build + steps x the time of one step, as the runner counted them by scenario. Steps of
-  the scenarios in FP32 are priced as FP32 steps: on a CPU they cost another time than 16-bit ones.
-- `check`: the time of `ampcheck.check(make_step)` in this process, a warm one.
-- `pytest`: the time of a child `pytest --ampcheck`, and without what the same child takes to collect only.
+- by scenario: its seconds, as the runner measured them, over its bare seconds;
+- `ampcheck.check`: a call in this process, over all bare seconds;
+- `pytest --ampcheck`: a child pytest that judges the contract, over a child pytest whose one test does the bare work.
+  Start-up of Python, torch and pytest is in both.
 """
 
 from __future__ import annotations
@@ -30,24 +32,23 @@ from torch import nn
 import ampcheck
 from ampcheck.findings import Cost
 
-#: Scenarios whose steps run in FP32.
-FP32 = ("reference", "widened", "scaled")
-REPEATS = 7
+#: Scenarios that run the step in its own precision; the others run it in FP32.
+AS_WRITTEN = ("natural", "recovery", "resume", "scaler")
 
 
-def make_step(device: str, batch_size: int, enabled: bool = True) -> Callable[[], torch.Tensor]:
-    """A plain AMP step of a small network; time grows with the batch, and memory of the weights does not."""
+def make_step(device: str, batch_size: int, autocast: bool = True) -> Callable[[], torch.Tensor]:
+    """A plain AMP step of a small network; its time grows with the batch, the memory of the weights does not."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(128, 128), nn.LayerNorm(128), nn.ReLU()))).to(
         device
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler(device, init_scale=1024.0, enabled=enabled)
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0)
     inputs = torch.randn(batch_size, 128, device=device)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        with torch.autocast(device, dtype=torch.float16, enabled=enabled):
+        with torch.autocast(device, dtype=torch.float16, enabled=autocast):
             loss: torch.Tensor = model(inputs).float().square().mean()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -59,38 +60,108 @@ def make_step(device: str, batch_size: int, enabled: bool = True) -> Callable[[]
     return step
 
 
-def seconds(function: Callable[[], Any], device: str, repeats: int = REPEATS) -> float:
-    """Median wall seconds of a call, after one that is not counted."""
+def bare(scenario: str, builds: int, calls: int, device: str, batch_size: int) -> float:
+    """Wall seconds of as many builds and steps with nothing around them."""
+    start = time.perf_counter()
+    for done in range(builds):
+        step = make_step(device, batch_size, autocast=scenario in AS_WRITTEN)
+        for _ in range(calls // builds + (done < calls % builds)):
+            step()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def tune(device: str, target: float) -> tuple[int, float, float]:
+    """The batch size with which a step takes about `target` seconds, and what it takes as written and in FP32."""
+    size, taken = 64, 0.0
+    for _ in range(8):
+        taken = _median_seconds(make_step(device, size), device)
+        if 0.9 < taken / target < 1.1 or size > 2**20:
+            break
+        size = max(1, round(size * min(target / taken, 8.0)))
+    return size, taken, _median_seconds(make_step(device, size, autocast=False), device)
+
+
+def _median_seconds(step: Callable[[], Any], device: str) -> float:
     times = []
-    for _ in range(repeats + 1):
+    for _ in range(8):
         start = time.perf_counter()
-        function()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        step()
+        _wait(device)
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 
 
-def tune(device: str, target: float) -> int:
-    """The batch size with which a step takes about `target` seconds."""
-    size = 64
-    for _ in range(8):
-        taken = seconds(make_step(device, size), device)
-        if 0.9 < taken / target < 1.1 or size > 2**20:
-            break
-        size = max(1, round(size * min(target / taken, 8.0)))
-    return size
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
-def bare(costs: list[Cost], build: float, step: float, step32: float) -> float:
-    """What the builds and steps of these scenarios take by themselves, in seconds."""
-    return sum(cost.builds * build + cost.calls * (step32 if cost.scenario.startswith(FP32) else step) for cost in costs)
+def in_process(device: str, size: int, pairs: int) -> tuple[list[Cost], list[str], dict[str, Any]]:
+    """Costs and findings of one judgement, and the figures of `pairs` of them."""
+    ratios: list[float] = []
+    seconds: list[float] = []
+    scenarios: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(pairs):
+        start = time.perf_counter()
+        (judged,) = ampcheck.check(lambda: make_step(device, size), device=device).contracts
+        seconds.append(time.perf_counter() - start)
+        for cost in judged.costs:
+            scenarios.setdefault(cost.scenario, []).append(
+                (cost.seconds, bare(cost.scenario, cost.builds, cost.calls, device, size))
+            )
+        ratios.append(seconds[-1] / sum(pair[-1][1] for pair in scenarios.values()))
+    rows = [
+        {
+            "scenario": cost.scenario,
+            "builds": cost.builds,
+            "steps": cost.calls,
+            "seconds": statistics.median(ours for ours, _ in scenarios[cost.scenario]),
+            "bare_s": statistics.median(theirs for _, theirs in scenarios[cost.scenario]),
+            "ratio": statistics.median(ours / theirs for ours, theirs in scenarios[cost.scenario]),
+        }
+        for cost in judged.costs
+    ]
+    figures = {"check_s": statistics.median(seconds), "check_ratio": statistics.median(ratios), "scenarios": rows}
+    return judged.costs, [finding.id for finding in judged.findings], figures
 
 
-def child(folder: Path, *arguments: str) -> float:
-    """Wall seconds of a child pytest in the folder."""
+TESTS = """
+import sys; sys.path.insert(0, {here!r})
+import ampcheck, benchmark, torch
+
+torch.set_num_threads(1)
+
+@ampcheck.contract(devices={device!r})
+def bench(amp_device):
+    return benchmark.make_step({device!r}, {size})
+
+def test_bare():
+    for cost in {costs!r}:
+        benchmark.bare(*cost, {device!r}, {size})
+"""
+
+
+def in_children(device: str, size: int, costs: list[Cost], pairs: int) -> dict[str, float]:
+    """Child pytests: one that judges the contract against one that does the bare work."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        counts = [(cost.scenario, cost.builds, cost.calls) for cost in costs]
+        text = TESTS.format(here=str(Path(__file__).parent), device=device, size=size, costs=counts)
+        (folder / "test_bench.py").write_text(text, "utf-8")
+        (folder / "pytest.ini").write_text("[pytest]\n", "utf-8")
+        _child(folder)  # compile and cache the sources
+        measured = [(_child(folder), _child(folder, "--ampcheck-only")) for _ in range(pairs)]
+    return {
+        "pytest_s": statistics.median(ours for _, ours in measured),
+        "pytest_bare_s": statistics.median(theirs for theirs, _ in measured),
+        "pytest_ratio": statistics.median(ours / theirs for theirs, ours in measured),
+    }
+
+
+def _child(folder: Path, *arguments: str) -> float:
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "ampcheck.plugin", "--ampcheck", *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "ampcheck.plugin", *arguments]
     start = time.perf_counter()
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -98,78 +169,37 @@ def child(folder: Path, *arguments: str) -> float:
     return time.perf_counter() - start
 
 
-def contract(device: str, batch_size: int) -> str:
-    """The test module of the child: the same step, as a contract."""
-    return (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import ampcheck, benchmark, torch\n\n"
-        "torch.set_num_threads(1)\n\n"
-        f"@ampcheck.contract(devices={device!r})\n"
-        "def bench(amp_device):\n"
-        f"    return benchmark.make_step({device!r}, {batch_size})\n"
-    )
-
-
-def measure(device: str, target: float) -> dict[str, Any]:
+def measure(device: str, target: float, pairs: int) -> dict[str, Any]:
     """All figures for one step time, given in seconds."""
-    size = tune(device, target)
-    build = seconds(lambda: make_step(device, size), device)
-    step = seconds(make_step(device, size), device)
-    step32 = seconds(make_step(device, size, enabled=False), device)
-
-    start = time.perf_counter()
-    report = ampcheck.check(lambda: make_step(device, size), device=device)
-    checked = time.perf_counter() - start
-    (judged,) = report.contracts
-    needed = bare(judged.costs, build, step, step32)
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "test_bench.py").write_text(contract(device, size), "utf-8")
-        collecting = child(folder, "--collect-only")
-        whole = child(folder)
-    return {
-        "step_ms": 1000 * step,
-        "step_fp32_ms": 1000 * step32,
-        "build_ms": 1000 * build,
-        "bare_s": needed,
-        "check_s": checked,
-        "pytest_s": whole,
-        "pytest_start_s": collecting,
-        "check_ratio": checked / needed,
-        "pytest_ratio": (whole - collecting) / needed,
-        "pytest_whole_ratio": whole / needed,
-        "findings": [finding.id for finding in judged.findings],
-        "scenarios": [{**cost.to_json(), "bare_s": bare([cost], build, step, step32)} for cost in judged.costs],
-    }
+    size, step, step32 = tune(device, target)
+    costs, findings, figures = in_process(device, size, pairs)
+    children = in_children(device, size, costs, max(1, pairs // 2))
+    return {"step_ms": 1000 * step, "step_fp32_ms": 1000 * step32, "findings": findings, **figures, **children}
 
 
 def show(figures: dict[str, Any]) -> None:
-    print(
-        f"\nstep {figures['step_ms']:.1f} ms (FP32 {figures['step_fp32_ms']:.1f} ms), build {figures['build_ms']:.1f} ms, "
-        f"bare {figures['bare_s']:.2f} s, findings: {', '.join(figures['findings']) or 'none'}"
-    )
-    print(f"  ampcheck.check     {figures['check_s']:7.2f} s   {figures['check_ratio']:.2f} x bare")
-    print(f"  pytest --ampcheck  {figures['pytest_s']:7.2f} s   {figures['pytest_ratio']:.2f} x bare less start-up", end="")
-    print(f" ({figures['pytest_start_s']:.2f} s), {figures['pytest_whole_ratio']:.2f} x in all")
-    print(f"  {'scenario':<20} {'builds':>6} {'steps':>6} {'seconds':>8} {'bare':>8} {'ratio':>6}")
-    for cost in figures["scenarios"]:
-        ratio = cost["seconds"] / cost["bare_s"] if cost["bare_s"] else float("nan")
-        print(
-            f"  {cost['scenario']:<20} {cost['builds']:>6} {cost['calls']:>6} "
-            f"{cost['seconds']:>8.3f} {cost['bare_s']:>8.3f} {ratio:>6.2f}"
-        )
+    bare_s = sum(row["bare_s"] for row in figures["scenarios"])
+    found = ", ".join(figures["findings"]) or "none"
+    print(f"\nstep {figures['step_ms']:.1f} ms as written, {figures['step_fp32_ms']:.1f} ms in FP32; findings: {found}")
+    print(f"  {'':<20} {'builds':>6} {'steps':>6} {'seconds':>8} {'bare':>8} {'ratio':>6}")
+    for row in figures["scenarios"]:
+        print(f"  {row['scenario']:<20} {row['builds']:>6} {row['steps']:>6}", end="")
+        print(f" {row['seconds']:>8.3f} {row['bare_s']:>8.3f} {row['ratio']:>6.2f}")
+    print(f"  {'ampcheck.check':<34} {figures['check_s']:>8.3f} {bare_s:>8.3f} {figures['check_ratio']:>6.2f}")
+    print(f"  {'pytest --ampcheck':<34} {figures['pytest_s']:>8.3f} {figures['pytest_bare_s']:>8.3f}", end="")
+    print(f" {figures['pytest_ratio']:>6.2f}   start-up included")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--steps-ms", type=float, nargs="+", default=[10.0, 200.0])
+    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     ampcheck.check(lambda: make_step(arguments.device, 8), device=arguments.device)  # imports are nobody's step
-    results = [measure(arguments.device, target / 1000) for target in arguments.steps_ms]
+    results = [measure(arguments.device, target / 1000, arguments.pairs) for target in arguments.steps_ms]
     for figures in results:
         show(figures)
     if arguments.json:
