@@ -54,7 +54,8 @@ def options() -> str:
 
 
 def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """A capital at the start, unless the first word is a name from code."""
+    return text[:1].upper() + text[1:] if text.split()[0].isalpha() else text
 
 
 TABLES = {"catalogue": catalogue, "options": options}
