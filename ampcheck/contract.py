@@ -85,7 +85,8 @@ class Training:
 
     Args:
         step: does one optimizer step's worth of work; called again and again, without arguments.
-        calls: how often `step` may be called after one build (1 for a whole `trainer.fit`).
+        calls: how often `step` may be called after one build (1 for a whole `trainer.fit`); `None` is six, and more only to see
+            whether a loop that skipped every step ever takes one.
         model: the module(s), for names in messages, where they are not reachable from `step`.
         optimizers: optimizers that `step` does not reach.
         scaler: a loss scaler that is not derived from `torch.amp.GradScaler`: any object with `scale` and `step`.
@@ -99,7 +100,7 @@ class Training:
     """
 
     step: Callable[[], Any]
-    calls: int = DEFAULT_CALLS
+    calls: int | None = None
     model: Any = None
     optimizers: Any = None
     scaler: Any = None
@@ -110,6 +111,10 @@ class Training:
     load_state_dict: Callable[[Any], Any] | None = None
     state_bytes_per_param: float | None = None
     capabilities: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def most_calls(self) -> int:
+        return self.calls or DEFAULT_CALLS
 
     @classmethod
     def of(cls, built: Any, name: str) -> Training:
@@ -133,7 +138,7 @@ class Training:
             )
         if not callable(training.step):
             raise ContractError(f"contract {name}: Training(step=...) must be callable, not {type(training.step).__name__}")
-        if not isinstance(training.calls, int) or training.calls < 1:
+        if training.calls is not None and (not isinstance(training.calls, int) or training.calls < 1):
             raise ContractError(f"contract {name}: Training(calls=...) must be a whole number from 1, not {training.calls!r}")
         if (training.state_dict is None) != (training.load_state_dict is None):
             raise ContractError(f"contract {name}: declare state_dict= and load_state_dict= together, resume needs both")

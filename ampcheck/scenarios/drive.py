@@ -114,7 +114,7 @@ def drive(
         make_step: builds; returns a step or a `Training`.
         policy: the precision and scale to run under.
         name: of the contract, for messages.
-        calls: calls of `step`, at most what the `Training` allows; `None` is all that it allows.
+        calls: calls of `step`, at most what the `Training` declares; `None` is all of them.
         probes, inspect_graph: for the `Recorder`.
         stage: what happens between the calls.
         timeout: seconds for the whole run.
@@ -146,8 +146,8 @@ def drive(
                 shared.meet(built)
             stage.built(built)
             reseed(policy.seed + 1)
-            limit = training.calls if calls is None else min(calls, training.calls)
-            run.notes["limit"] = training.calls
+            limit = training.most_calls if calls is None else min(calls, training.calls or max(calls, training.most_calls))
+            run.notes["limit"] = training.most_calls
             for call in range(limit):
                 recorder.call, recorder.trace.calls = call, call + 1
                 stage.before_call(built, call)

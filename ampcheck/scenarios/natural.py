@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ampcheck.policy import Policy
-from ampcheck.scenarios.drive import Run
+from ampcheck.scenarios.drive import Built, Run, Stage
 from ampcheck.scenarios.spec import Spec
 from ampcheck.trace.events import Event
 from ampcheck.trace.recorder import Probe, Recorder
@@ -40,12 +40,11 @@ def natural(spec: Spec) -> Run:
 def recovery(spec: Spec, calls: int) -> Run:
     """The natural run again, for longer: does a loop that only skipped so far ever take a step?"""
 
-    class UntilStep(Probe):
-        def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
-            if not entering and event.get("took"):
-                raise StopIteration
+    class UntilStep(Stage):
+        def after_call(self, built: Built, call: int) -> bool:
+            return bool(built.recorder.trace.steps)
 
-    return spec.run("recovery", Policy(), calls=calls, probes=[UntilStep()])
+    return spec.run("recovery", Policy(), calls=calls, stage=UntilStep())
 
 
 def needed_calls(run: Run) -> int:
