@@ -71,5 +71,9 @@ class Hooks:
         return make_scheduler(config, log)
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
+        self.results.crashed(crashitem, report, sched)
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         self.results.worker_finished(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -129,9 +129,11 @@ class Judging:
             make_step: the user's function.
             arguments: its fixtures.
         """
-        runner: Any = importlib.import_module("ampcheck.runner")  # it imports torch
+        from ampcheck import runner
+
         refused = refusal(arguments)
 
+        @functools.wraps(make_step)  # so that the contract, not this, is the place to blame
         def build() -> object:
             if refused:
                 raise ContractError(f"contract {group.contract}: {refused}")

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from ampcheck import registry
 from ampcheck.config import Settings
+from ampcheck.errors import UsageError
 from ampcheck.findings import ContractReport, Outcome, Report, Verdict
 from ampcheck.report import json as json_report
 from ampcheck.report import terminal
@@ -14,6 +16,7 @@ from ampcheck.report.plain import contract_to_plain, cost_of, finding_of, plain,
 from ampcheck.report.text import one_line
 from ampcheck.session.collect import NONE_FOUND, Found
 from ampcheck.session.items import ContractItem
+from ampcheck.session.scheduling import group_of, parts_of
 
 __all__ = ["Results"]
 
@@ -40,8 +43,12 @@ class Results:
         self.problem = ""
         self.is_worker = hasattr(config, "workerinput")
         if settings.json is not None and not self.is_worker and not config.getoption("collectonly"):
-            # An old report must not pass for the one that a crash prevented.
-            settings.json.unlink(missing_ok=True)
+            # An old report must not pass for the one that a crash prevented; and better no run than one without a report.
+            try:
+                settings.json.parent.mkdir(parents=True, exist_ok=True)
+                settings.json.unlink(missing_ok=True)
+            except OSError as error:
+                raise UsageError(f"the JSON report cannot be written: {error}") from None
 
     def attach(self, item: pytest.Item, report: pytest.TestReport) -> None:
         """Put what an item has to say on its report."""
@@ -110,6 +117,27 @@ class Results:
             self.found.contracts = max(self.found.contracts, told["contracts"])
             self.found.left_out = told["left_out"]
 
+    def crashed(self, nodeid: str, report: pytest.TestReport, scheduler: Any) -> None:
+        """On xdist's controller: a contract took its worker down; its other items are not run."""
+        if group_of(nodeid) is None:
+            return
+        vars(report)["ampcheck"] = _lost(nodeid, "failed", "the worker crashed while it judged this contract")
+        reason = f"the worker crashed in {nodeid.rpartition('-AMP')[0].rpartition('::')[2]}]"
+        for other in getattr(scheduler, "given_up", ()):
+            record = _lost(other, "not-run", reason)
+            path = other.partition("::")[0]
+            skipped = pytest.TestReport(
+                nodeid=other,
+                location=(path, None, path),
+                keywords={},
+                outcome="skipped",
+                longrepr=(path, 1, f"Skipped: not-run: {reason}"),
+                when="call",
+                ampcheck=record,
+                node=vars(report)["node"],
+            )
+            self.config.hook.pytest_runtest_logreport(report=skipped)
+
     def finish(self, session: pytest.Session, found: Found) -> None:
         """Hand over to the controller, or write the report."""
         if self.is_worker:
@@ -148,6 +176,15 @@ class Results:
             return next(iter(self.environments.values()), {})
         first = next(iter(self.environments.values()))
         return {**first, "devices": dict(sorted(self.environments.items()))}
+
+
+def _lost(nodeid: str, outcome: Outcome, reason: str) -> dict[str, Any]:
+    """The record of an item that a crash kept from leaving one."""
+    contract, device, id, rest = parts_of(nodeid)
+    slug = registry.CHECKS[id].slug if id in registry.CHECKS else rest
+    policy = rest.removeprefix(slug).removeprefix("-") or "as-written"
+    verdict = Verdict(contract, id, slug, outcome, policy, reason)
+    return {"device": device, "verdict": verdict_to_plain(verdict), "findings": []}
 
 
 def _verdict(item: ContractItem, report: pytest.TestReport) -> Verdict:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ampcheck.findings import Location
 
-__all__ = ["of_callable", "of_exception", "user_site"]
+__all__ = ["is_own", "of_callable", "of_exception", "user_site"]
 
 _OWN = str(Path(__file__).resolve().parent.parent)
 _STDLIB = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")})
@@ -61,12 +61,19 @@ def of_exception(error: BaseException) -> Location | None:
     return best or second
 
 
+def is_own(error: BaseException) -> bool:
+    """Whether an exception came out of ampcheck's own code, not out of the contract's or torch's: then it is our bug."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN) and "reference" not in trace.tb_frame.f_code.co_filename
+
+
 def of_callable(function: object) -> Location | None:
-    """Where a function, a bound method, a partial or an object with `__call__` is defined."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    function = getattr(function, "__wrapped__", function)
+    """Where a function, a bound method, a partial or an object with `__call__` is defined, whatever is wrapped around it."""
+    for _ in range(32):  # a cycle of wrappers would have no end
+        inner = function.func if isinstance(function, functools.partial) else getattr(function, "__func__", None)
+        function = inner or getattr(function, "__wrapped__", function)
     code = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
     if not isinstance(code, types.CodeType) or _rank(code.co_filename) == 2:
         return None

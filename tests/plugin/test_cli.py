@@ -1,0 +1,106 @@
+"""The `ampcheck` command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ampcheck import __version__, registry
+from ampcheck.cli import main
+from ampcheck.registry import Check
+
+
+def judge(evidence):
+    """Why it matters.
+
+    More of it.
+    """
+    yield from ()
+
+
+@pytest.fixture(autouse=True)
+def catalogue(monkeypatch):
+    found = {
+        "AMP102": Check("AMP102", "clip", "error", "unscale, then clip", "call unscale_ first", (), judge),
+        "AMP108": Check("AMP108", "region", "warning", "backward outside", "move it out", ("AMP102",), judge, per_dtype=True),
+        "AMP201": Check("AMP201", "skip", "error", "a skip is atomic", "guard it", (), judge),
+    }
+    monkeypatch.setattr(registry, "load_checks", lambda: found)
+    monkeypatch.setattr("ampcheck.cli.load_checks", lambda: found)
+
+
+def test_list_shows_the_catalogue(capsys):
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "AMP102  error    clip    unscale, then clip",
+        "AMP108  warning  region  backward outside",
+        "AMP201  error    skip    a skip is atomic",
+    ]
+
+
+def test_list_takes_prefixes(capsys):
+    assert main(["list", "AMP2"]) == 0
+    assert capsys.readouterr().out == "AMP201  error    skip  a skip is atomic\n"
+
+
+def test_explain_gives_the_reasoning_the_fix_and_how_to_silence(capsys):
+    assert main(["explain", "amp108"]) == 0
+    assert (
+        capsys.readouterr().out
+        == """AMP108-region (warning)
+
+Why it matters.
+
+More of it.
+
+expected  backward outside
+fix       move it out
+
+A fault here is not listed beside one of AMP102, which explains it.
+
+There is one item for each declared 16-bit dtype.
+
+silence   @ampcheck.contract(xfail={"AMP108": "why"}) expects it, ignore=["AMP108"] leaves it out;
+          --ampcheck-xfail=AMP108:why and --ampcheck-ignore=AMP108 for a whole session
+          @ampcheck.contract(strict=["AMP108"]) makes it an error
+"""
+    )
+
+
+def test_an_unknown_check_is_an_error_with_the_nearest(capsys):
+    assert main(["explain", "AMP107"]) == 2
+    assert "ampcheck explain: no check is called 'AMP107'; did you mean AMP10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["explain"], ["nonsense"]])
+def test_a_wrong_command_line_is_exit_code_two(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: ampcheck")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["explain", "--help"]])
+def test_help_documents_the_exit_codes(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 0
+    assert "exit codes: 0 all is well, 2 the command line is wrong" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"ampcheck {__version__}\n"
+
+
+def test_the_command_explains_every_real_check():
+    program = (
+        "import sys\nfrom ampcheck.cli import main\nmain(['list'])\ncode = main(['explain', 'AMP'])\n"
+        "assert 'torch' not in sys.modules\nsys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "AMP102-clip-scaled-gradients (error)" in done.stdout
