@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ampcheck.checks import _reading as reading
 from ampcheck.checks._divergence import diagnose
 from ampcheck.checks._errors import causes
 from ampcheck.evidence import Evidence
 from ampcheck.registry import Fault, Inconclusive, NotRun, Result, check
-from ampcheck.trace.events import Event, Trace
+from ampcheck.trace.events import Event
 
 #: Errors that explain why gradients depend on the scale.
 _STRUCTURAL = ("AMP103", "AMP105", "AMP107", "AMP109", "AMP110", "AMP111")
@@ -24,7 +25,7 @@ def _from_divergence(evidence: Evidence, id: str) -> Iterator[Fault]:
     found = diagnose(evidence)
     if found is not None and found.id == id:
         # gradients that were wrong when the backward ended, since it added to old ones
-        follows = "AMP109" if found.phase == "backward" and any(_mixtures(evidence)) else None
+        follows = "AMP109" if found.phase == "backward" and any(reading.mixtures(evidence)) else None
         yield Fault(found.seen, found.location, fix=found.fix, evidence=found.evidence, follows=follows)
 
 
@@ -109,13 +110,13 @@ def step_outside_scaler(evidence: Evidence) -> Iterator[Result]:
     yield from faults
     if faults:
         return
-    for trace in _traces(evidence):
+    for trace in reading.traces(evidence):
         for event in trace.of("optimizer_step", "scaler_step"):
             if not event.get("reused") or not any(e.get("enabled") for e in trace.of("scaler_step", optimizer=event.optimizer)):
                 continue
             if event.kind == "optimizer_step" and trace.inside(event, "scaler_step"):
                 continue
-            yield Fault(f"in call {event.call + 1} {_name(trace, event)} is stepped again with gradients that it has used already", event.site)
+            yield Fault(f"in call {event.call + 1} {reading.name(trace, event)} is stepped again with gradients that it has used already", event.site)
             return
     overflow = evidence.overflow
     for planted in overflow.planted if overflow is not None else ():
@@ -124,7 +125,7 @@ def step_outside_scaler(evidence: Evidence) -> Iterator[Result]:
         for event in trace.of("optimizer_step", optimizer=planted.optimizer):
             if event.index > planted.event and planted.moved and event.get("took") and trace.inside(event, "scaler_step") is None:
                 if event.call == planted.call:
-                    yield Fault(f"after an overflow in call {event.call + 1}, {_name(trace, event)} is stepped outside the scaler and uses gradients that are not finite", event.site)
+                    yield Fault(f"after an overflow in call {event.call + 1}, {reading.name(trace, event)} is stepped outside the scaler and uses gradients that are not finite", event.site)
                     return
     if not evidence.scaler_in_use():
         yield NotRun(evidence.why_no_scaler())
@@ -163,12 +164,12 @@ def update_once(evidence: Evidence) -> Iterator[Result]:
     """
     yield from _from_errors(evidence, "AMP105")
     trace = evidence.trace
-    for event, update in _straddling(trace):
+    for event, update in reading.straddling(trace):
         last = [e for e in trace.of("backward") if e.index < event.index and event.optimizer in e.get("optimizers", ())]
         if last and last[-1].index < update.index:
-            yield Fault(f"in call {event.call + 1} update() runs between the backward and the step of {_name(trace, event)}", update.site)
+            yield Fault(f"in call {event.call + 1} update() runs between the backward and the step of {reading.name(trace, event)}", update.site)
             return
-    alternating = _alternating_updates(trace)
+    alternating = reading.alternating_updates(trace)
     if alternating is not None:
         yield Fault(
             f"call {alternating.call + 1} updates the scaler once for each optimizer; the scale grows that many times too fast, and an overflow "
@@ -214,12 +215,12 @@ def accumulation(evidence: Evidence) -> Iterator[Result]:
     """
     yield from _from_errors(evidence, "AMP107")
     trace = evidence.trace
-    for event, update in _straddling(trace):
+    for event, update in reading.straddling(trace):
         last = [e for e in trace.of("backward") if e.index < event.index and event.optimizer in e.get("optimizers", ())]
         if last and last[-1].index > update.index:
-            yield Fault(f"in call {event.call + 1} the window of {_name(trace, event)} goes on over an update() of the scale", update.site)
+            yield Fault(f"in call {event.call + 1} the window of {reading.name(trace, event)} goes on over an update() of the scale", update.site)
             return
-    windows = [window for _, window in _windows(trace)]
+    windows = [window for _, window in reading.windows(trace)]
     sizes = [tuple(round(e.get("divisor", 1.0), 6) for e in window) for window in windows]
     # The size of a window is what its losses are divided by in some windows, and in others the divisor changes midway, each time
     # differently. (A second loss with a weight of its own gives the same pattern in every window.)
@@ -268,18 +269,18 @@ def zero_grad(evidence: Evidence) -> Iterator[Result]:
     Source: PyTorch docs, `torch.optim.Optimizer.zero_grad`.
     """
     yield from _from_errors(evidence, "AMP109")
-    for scenario, trace in [("", evidence.trace), *_others(evidence)]:
+    for scenario, trace in [("", evidence.trace), *reading.others(evidence)]:
         for event in trace.of("scaler_step", "optimizer_step"):
             if event.get("tainted"):
                 when = " after a skipped step" if scenario == "overflow" else ""
                 yield Fault(
-                    f"the backward in call {event.call + 1} adds to gradients that {_name(trace, event)} has used already{when}; "
+                    f"the backward in call {event.call + 1} adds to gradients that {reading.name(trace, event)} has used already{when}; "
                     f"{event.get('tainted')} parameters hold the mixture",
                     event.get("tainted_site") or event.site,
                 )  # fmt: skip
                 return
             if event.get("cleared"):
-                yield Fault(f"the gradients of {_name(trace, event)} were cleared between the backward and the step in call {event.call + 1}: it uses none", event.site)
+                yield Fault(f"the gradients of {reading.name(trace, event)} were cleared between the backward and the step in call {event.call + 1}: it uses none", event.site)
                 return
     if not any(True for _ in evidence.trace.of("optimizer_step", "scaler_step")):
         yield NotRun("no optimizer step was seen")
@@ -334,7 +335,7 @@ def schedule_once(evidence: Evidence) -> Iterator[Result]:
 
     Source: PyTorch docs, "How to adjust learning rate".
     """
-    windows = _windows(evidence.trace)
+    windows = reading.windows(evidence.trace)
     moved: list[list[Event]] = []
     for optimizer, window in windows:
         seen = [e.get("groups", {}).get(optimizer) for e in window]
@@ -345,81 +346,3 @@ def schedule_once(evidence: Evidence) -> Iterator[Result]:
         yield Fault(f"the learning rate changes between the micro-batches of one window, in call {event.call + 1}", event.site)
     elif not windows:
         yield NotRun("no optimizer step was seen")
-
-
-# -- reading a trace ------------------------------------------------------------------------------------------------
-
-
-def _traces(evidence: Evidence) -> list[Trace]:
-    return [evidence.trace, *(trace for _, trace in _others(evidence))]
-
-
-def _others(evidence: Evidence) -> Iterator[tuple[str, Trace]]:
-    if evidence.overflow is not None and evidence.overflow.planted:
-        yield "overflow", evidence.overflow.run.trace
-    if evidence.exact is not None and evidence.exact.growth is not None:
-        yield "growth", evidence.exact.growth.trace
-
-
-def _mixtures(evidence: Evidence) -> Iterator[Event]:
-    for trace in _traces(evidence):
-        yield from (e for e in trace.of("scaler_step", "optimizer_step") if e.get("tainted"))
-
-
-def _name(trace: Trace, event: Event) -> str:
-    if event.optimizer is None:
-        return "the optimizer"
-    info = trace.optimizers[event.optimizer]
-    same = [i for i, o in enumerate(trace.optimizers) if o.kind == info.kind]
-    return info.kind if len(same) == 1 else f"{info.kind} number {same.index(event.optimizer) + 1}"
-
-
-def _straddling(trace: Trace) -> Iterator[tuple[Event, Event]]:
-    """Steps through a scaler that use gradients older than its last update, each with that update."""
-    for event in trace.of("scaler_step"):
-        if event.scaler is None or not event.get("enabled") or not event.get("ages", {}).get(event.scaler):
-            continue
-        updates = [e for e in trace.of("update", scaler=event.scaler) if e.index < event.index]
-        if updates:
-            yield event, updates[-1]
-
-
-def _alternating_updates(trace: Trace) -> Event | None:
-    """The first update of a call that has one for each of several optimizers, call after call."""
-    calls = 0
-    first: Event | None = None
-    for call in range(trace.calls):
-        for scaler in range(len(trace.scalers)):
-            stepped: set[int] = set()
-            sets: list[frozenset[int]] = []
-            updates: list[Event] = []
-            for event in trace.of("scaler_step", "update", call=call, scaler=scaler):
-                if not event.get("enabled"):
-                    continue
-                if event.kind == "scaler_step" and event.optimizer is not None:
-                    stepped.add(event.optimizer)
-                elif event.kind == "update" and event.get("new_scale") is None and stepped:
-                    sets.append(frozenset(stepped))
-                    updates.append(event)
-                    stepped = set()
-            if len(sets) >= 2 and not frozenset.intersection(*sets) and len(frozenset.union(*sets)) == sum(len(s) for s in set(sets)) and len(set(sets)) > 1:
-                calls += 1
-                first = first or updates[0]
-    return first if calls >= 2 or (calls and trace.calls == 1) else None
-
-
-def _windows(trace: Trace) -> list[tuple[int, list[Event]]]:
-    """For each optimizer step: which optimizer, and the backwards since its last one that added to its gradients."""
-    windows: list[tuple[int, list[Event]]] = []
-    pending: dict[int, list[Event]] = {}
-    for event in trace.events:
-        if event.kind == "backward" and event.get("accumulates"):
-            for optimizer in event.get("optimizers", ()):
-                pending.setdefault(optimizer, []).append(event)
-        elif event.kind in ("scaler_step", "optimizer_step") and event.optimizer is not None:
-            if event.kind == "optimizer_step" and trace.inside(event, "scaler_step"):
-                continue
-            window = pending.pop(event.optimizer, [])
-            if window:
-                windows.append((event.optimizer, window))
-    return windows

@@ -28,7 +28,7 @@ def _without_overflow(evidence: Evidence) -> Iterator[Result]:
     "AMP201", "skip-is-atomic",
     expected="an iteration whose gradients are not finite leaves parameters, optimizer state and step counters as they were",
     fix="let scaler.step() decide, and do nothing that belongs to a step taken when it was skipped (the scale falls in update())",
-    follows=("AMP103", "AMP102", "AMP104", "AMP111"),
+    follows=("AMP103", "AMP102", "AMP104", "AMP208", "AMP101", "AMP111"),
 )  # fmt: skip
 def skip_is_atomic(evidence: Evidence) -> Iterator[Result]:
     """A skipped step moves nothing that a step moves.
@@ -369,7 +369,7 @@ def _step_site(trace: Trace, index: int, optimizer: int) -> Location | None:
 
 
 def _discrepancies(evidence: Evidence, id: str) -> Iterator[Fault]:
-    for found in evidence.discrepancies or ():
+    for found, site in evidence.discrepancies or ():
         if found.check == id:
-            yield Fault(found.seen, getattr(found, "location", None), expected=found.expected, evidence={"kind": found.kind, "script": list(found.script)})
+            yield Fault(found.seen, site, expected=found.expected, evidence={"kind": found.kind, "script": list(found.script)})
             return

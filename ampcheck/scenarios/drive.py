@@ -23,7 +23,7 @@ from ampcheck.policy import Policy, reseed, world
 from ampcheck.trace.events import Trace
 from ampcheck.trace.reach import Reached, reach
 from ampcheck.trace.recorder import Probe, Recorder
-from ampcheck.trace.sources import of_exception
+from ampcheck.trace.sources import is_own, of_exception
 
 __all__ = ["Built", "Run", "SharedState", "Stage", "drive", "time_limit"]
 
@@ -167,6 +167,8 @@ def drive(
         except (ContractError, ScenarioTimeout):
             raise
         except Exception as error:  # the contract's own: it is what is being judged
+            if is_own(error):
+                raise
             recorder.trace.raised = recorder.raised(error, of_exception(error))
             error.__traceback__ = None
             del error
@@ -189,7 +191,7 @@ def _adopt(built: Built) -> None:
         for method in ("scale", "step"):
             if not callable(getattr(scaler, method, None)):
                 raise ContractError(f"Training(scaler=...) must have scale() and step(); {type(scaler).__name__} has no {method}()")
-        built.recorder.watch_custom_scaler(scaler)
+        built.recorder.scaler_watch.watch_custom(scaler)
 
 
 def _name_parameters(run: Run, recorder: Recorder, built: Built) -> None:

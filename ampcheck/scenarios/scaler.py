@@ -6,9 +6,11 @@ import copy
 from typing import Any
 
 from ampcheck.evidence import Evidence
+from ampcheck.findings import Location
 from ampcheck.policy import Policy
 from ampcheck.scenarios.drive import Built, Stage
 from ampcheck.scenarios.spec import Spec
+from ampcheck.trace.sources import of_callable
 
 __all__ = ["scaler_discrepancies"]
 
@@ -57,8 +59,18 @@ def scaler_discrepancies(spec: Spec, evidence: Evidence) -> None:
     if not stage.copies:
         evidence.not_run["scaler"] = stage.error or "the scaler is not there after the build"
         return
-    found: list[Any] = []
+    found: list[tuple[Any, Location | None]] = []
     usage = Usage.of_trace(trace)
     for scaler in stage.copies:
-        found += probe(scaler, usage, capabilities=evidence.declared.get("capabilities", {}), device=spec.device)
+        result = probe(scaler, usage, capabilities=evidence.declared.get("capabilities", {}), device=spec.device)
+        if result.not_run:
+            evidence.not_run["scaler"] = result.not_run
+            return
+        found += [(discrepancy, _home(scaler, discrepancy.check)) for discrepancy in result]
     evidence.discrepancies = found
+
+
+def _home(scaler: Any, check: str) -> Location | None:
+    """Where the scaler's class decides: `update` for the scale, `step` for skips and what it does to gradients."""
+    names = ("step", "update") if check == "AMP208" else ("update", "step")
+    return next((site for site in (of_callable(getattr(scaler, name, None)) for name in names) if site is not None), None)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcheck.trace import graph
-from ampcheck.trace.events import Event, OptimizerInfo, Raised, ScalerInfo, Trace
+from ampcheck.trace.events import Event, OptimizerInfo, Raised, Trace
 from ampcheck.trace.ledger import Ledger
 from ampcheck.trace.patches import PatchSet
+from ampcheck.trace.scaler_watch import ScalerWatch, describe
 from ampcheck.trace.sources import user_site
 
 __all__ = ["Probe", "Recorder"]
@@ -66,12 +67,12 @@ class Recorder:
         self.scalers: list[Any] = []
         self.optimizers: list[Any] = []
         self.scaled_nodes: dict[int, tuple[Any, int, float]] = {}
-        self._patches = PatchSet()
+        self.patches = PatchSet()
         self._handles: list[Any] = []
-        self._open: list[int] = []
-        self._inside: set[tuple[str, int]] = set()
+        self.open: list[int] = []
+        self.scaler_watch = ScalerWatch(self)
         self._stepping: list[int] = []
-        self._engine_depth = 0
+        self.engine_depth = 0
         self._thread = threading.get_ident()
 
     # -- identities -------------------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ class Recorder:
             if known is scaler:
                 return index
         self.scalers.append(scaler)
-        self.trace.scalers.append(_describe_scaler(scaler, custom))
+        self.trace.scalers.append(describe(scaler, custom))
         return len(self.scalers) - 1
 
     def optimizer_index(self, optimizer: Any) -> int:
@@ -103,7 +104,7 @@ class Recorder:
     def emit(self, kind: str, **fields: Any) -> Event:
         data = {k: fields.pop(k) for k in list(fields) if k not in ("scaler", "optimizer", "site")}
         site = fields.pop("site", None) or user_site(2)
-        event = Event(kind, self.call, site, data=data, parent=self._open[-1] if self._open else None, **fields)
+        event = Event(kind, self.call, site, data=data, parent=self.open[-1] if self.open else None, **fields)
         event.index = len(self.trace.events)
         self.trace.events.append(event)
         return event
@@ -111,7 +112,7 @@ class Recorder:
     @contextlib.contextmanager
     def around(self, kind: str, **fields: Any) -> Iterator[Event]:
         event = self.emit(kind, **fields)
-        self._open.append(event.index)
+        self.open.append(event.index)
         try:
             yield event
         except Exception as error:
@@ -120,18 +121,22 @@ class Recorder:
                     error.__ampcheck_during__ = (kind, event.scaler, event.optimizer)  # type: ignore[attr-defined]
             raise
         finally:
-            del self._open[self._open.index(event.index) :]  # with whatever an exception left open inside
+            del self.open[self.open.index(event.index) :]  # with whatever an exception left open inside
 
     def raised(self, error: BaseException, site: Any) -> Raised:
         """Describe an exception that came out of the contract."""
         during = getattr(error, "__ampcheck_during__", (None, None, None))
         return Raised(self.call, type(error).__name__, str(error), site, *during)
 
+    def current_scale(self, scaler: Any) -> float:
+        """The scale that is in force now, without leaving an event; 1 where there is none to be had."""
+        return self.scaler_watch.current_scale(scaler)
+
     # -- installing -------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Recorder:
         try:
-            self._patch_scaler_class(torch.amp.GradScaler)
+            self.scaler_watch.patch_class(torch.amp.GradScaler)
             self._patch_engine()
             self._patch_autocast()
             self._patch_optimizer()
@@ -149,7 +154,7 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._patches.close()
+        self.patches.close()
 
     def finish(self) -> Trace:
         """Forget every object of the contract; what is left is data."""
@@ -157,180 +162,15 @@ class Recorder:
         self.ledger = Ledger()
         return self.trace
 
-    # -- the scaler -------------------------------------------------------------------------------------------------
-
-    def _patch_scaler_class(self, cls: type) -> None:
-        for name, method in SCALER_METHODS.items():
-            if name in vars(cls) and getattr(vars(cls)[name], "__ampcheck__", None) is not self:
-                self._patches.set(cls, name, self._wrapped(vars(cls)[name], method))
-        for subclass in cls.__subclasses__():
-            self._patch_scaler_class(subclass)
-
-    def _wrapped(self, original: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
-        name = getattr(original, "__name__", "")
-
-        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            key = (name, id(scaler))
-            if key in self._inside:  # a subclass calls super()
-                return original(scaler, *args, **kwargs)
-            if name == "__init__":  # a subclass may have been defined after the recorder began
-                self._patch_scaler_class(type(scaler))
-            self._inside.add(key)
-            try:
-                return method(self, scaler, lambda *a, **k: original(scaler, *a, **k), args, kwargs)
-            finally:
-                self._inside.discard(key)
-
-        wrapper.__name__ = name
-        wrapper.__wrapped__ = original  # type: ignore[attr-defined]
-        wrapper.__ampcheck__ = self  # type: ignore[attr-defined]
-        return wrapper
-
-    def watch_custom_scaler(self, scaler: Any) -> None:
-        """Watch a declared scaler that torch's class knows nothing of."""
-        self.scaler_index(scaler, custom=True)
-        for name, method in SCALER_METHODS.items():
-            bound = getattr(scaler, name, None)
-            if name == "__init__" or not callable(bound):
-                continue
-            wrapper = self._bound(bound, method, name, scaler)
-            try:
-                self._patches.set(scaler, name, wrapper)
-            except AttributeError:  # __slots__: the class it is, then
-                self._patches.set(type(scaler), name, self._wrapped(vars(type(scaler))[name], method))
-
-    def _bound(self, bound: Callable[..., Any], method: Callable[..., Any], name: str, scaler: Any) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            key = (name, id(scaler))
-            if key in self._inside:
-                return bound(*args, **kwargs)
-            self._inside.add(key)
-            try:
-                return method(self, scaler, bound, args, kwargs)
-            finally:
-                self._inside.discard(key)
-
-        return wrapper
-
-    def _scaler_init(self, scaler: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        original(*args, **kwargs)
-        index = self.scaler_index(scaler)
-        info = self.trace.scalers[index]
-        named = dict(zip(("device", "init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled"), args, strict=False))
-        info.asked_enabled = bool({**named, **kwargs}.get("enabled", True))
-        info.site = user_site(2)
-        self.emit("scaler_made", scaler=index, site=info.site)
-
-    def _scaler_scale(self, scaler: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        index = self.scaler_index(scaler)
-        with self.around("scale", scaler=index, enabled=_enabled(scaler)) as event:
-            result = original(*args, **kwargs)
-        event.data["scale"] = scale = self.current_scale(scaler)
-        outputs = result if isinstance(result, (list, tuple)) else [result]
-        for output in outputs:
-            if isinstance(output, torch.Tensor) and output.grad_fn is not None and _enabled(scaler):
-                self.scaled_nodes[id(output.grad_fn)] = (output.grad_fn, index, scale)
-        return result
-
-    def _scaler_unscale(self, scaler: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        index, optimizer = self.scaler_index(scaler), args[0] if args else kwargs.get("optimizer")
-        inside = bool(self._open) and self.trace.events[self._open[-1]].kind == "scaler_step"
-        with self.around(
-            "unscale", scaler=index, optimizer=self.optimizer_index(optimizer), implicit=inside, enabled=_enabled(scaler)
-        ) as event:
-            for probe in self.probes:
-                probe.unscale(self, event, optimizer, True)
-            result = original(*args, **kwargs)
-        event.data["done"] = True
-        for probe in self.probes:
-            probe.unscale(self, event, optimizer, False)
-        return result
-
-    def _scaler_step(self, scaler: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        index, optimizer = self.scaler_index(scaler), args[0] if args else kwargs.get("optimizer")
-        which = self.optimizer_index(optimizer)
-        before = len(self.trace.events)
-        with self.around("scaler_step", scaler=index, optimizer=which, enabled=_enabled(scaler), extra=len(args) + len(kwargs) - 1) as event:
-            event.data.update(self.ledger.at_step(self.parameters(which), which, self._engine_depth > 0))
-            scale_before = self.current_scale(scaler)
-            for probe in self.probes:
-                probe.scaler_step(self, event, optimizer, True)
-            result = original(*args, **kwargs)
-        inner = [e for e in self.trace.events[before + 1 :] if e.kind == "optimizer_step" and e.optimizer == which]
-        event.data["took"] = any(e.get("took") for e in inner)
-        event.data["done"] = True
-        if self.trace.scalers[index].custom:
-            event.data["before"], event.data["after"] = scale_before, self.current_scale(scaler)
-        self.ledger.used(self.parameters(which), which)
-        for probe in self.probes:
-            probe.scaler_step(self, event, optimizer, False)
-        if self.trace.scalers[index].custom and not self.has_update(scaler):
-            self._updated(event, index)
-        return result
-
-    def _scaler_update(self, scaler: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        index = self.scaler_index(scaler)
-        new = args[0] if args else kwargs.get("new_scale")
-        facts = {"before": self.current_scale(scaler), "new_scale": _number(new), "found_inf": _found_inf(scaler), **_growth_rule(scaler)}
-        with self.around("update", scaler=index, enabled=_enabled(scaler), **facts) as event:
-            result = original(*args, **kwargs)
-        event.data["after"] = self.current_scale(scaler)
-        event.data["done"] = True
-        self._updated(event, index)
-        return result
-
-    def _updated(self, event: Event, index: int) -> None:
-        self.ledger.updated(index)
-        self.scaled_nodes = {k: v for k, v in self.scaled_nodes.items() if v[1] != index}
-        for probe in self.probes:
-            probe.updated(self, event)
-
-    def _scaler_get_scale(self, scaler: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        self.emit("get_scale", scaler=self.scaler_index(scaler))
-        return result
-
-    def _scaler_load(self, scaler: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with self.around("load_state", scaler=self.scaler_index(scaler)):
-            return original(*args, **kwargs)
-
-    def current_scale(self, scaler: Any) -> float:
-        """The scale that is in force now, without leaving an event; 1 where there is none to be had."""
-        if isinstance(scaler, torch.amp.GradScaler):
-            if not scaler.is_enabled():
-                return 1.0
-            scale = scaler._scale
-            return float(scaler._init_scale if scale is None else scale)
-        inside = ("get_scale", id(scaler))
-        held = inside in self._inside
-        self._inside.add(inside)
-        try:
-            for name in ("get_scale", "loss_scale", "scale_value", "cur_scale", "_scale"):
-                value = getattr(scaler, name, None)
-                if name == "get_scale" and callable(value):
-                    value = value()
-                number = _number(value)
-                if number is not None:
-                    return number
-            return 1.0
-        finally:
-            if not held:
-                self._inside.discard(inside)
-
-    @staticmethod
-    def has_update(scaler: Any) -> bool:
-        return callable(getattr(scaler, "update", None))
-
     # -- autograd ---------------------------------------------------------------------------------------------------
 
     def _patch_engine(self) -> None:
-        import torch.autograd as autograd
-
-        original = autograd._engine_run_backward
+        autograd: Any = torch.autograd
+        original = autograd._engine_run_backward  # what backward() and grad() call, however early they were imported
 
         def run(roots: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
             # a nested run (reentrant checkpointing) belongs to the outer one
-            if self._engine_depth or (threading.get_ident() != self._thread and self._open):
+            if self.engine_depth or (threading.get_ident() != self._thread and self.open):
                 return original(roots, *args, **kwargs)
             device = next((t.device.type for t in roots if isinstance(t, torch.Tensor)), "cpu")
             seeds = args[0] if args else kwargs.get("grad_tensors", ())
@@ -344,11 +184,11 @@ class Recorder:
             for probe in self.probes:
                 probe.backward_starts(self)
             with self.around("backward", **facts) as event:
-                self._engine_depth += 1
+                self.engine_depth += 1
                 try:
                     result = original(roots, *args, **kwargs)
                 finally:
-                    self._engine_depth -= 1
+                    self.engine_depth -= 1
             added = self.ledger.after_backward(event.site)
             ids = {id(p) for p in added}
             event.data["optimizers"] = [
@@ -359,7 +199,7 @@ class Recorder:
                 probe.backward_done(self, event)
             return result
 
-        self._patches.set(autograd, "_engine_run_backward", run)
+        self.patches.set(autograd, "_engine_run_backward", run)
 
     # -- autocast ---------------------------------------------------------------------------------------------------
 
@@ -375,7 +215,7 @@ class Recorder:
                 self.trace.autocast.setdefault(region.device, set()).add(wanted[1])
             return result
 
-        self._patches.set(cls, "__enter__", entered)
+        self.patches.set(cls, "__enter__", entered)
 
     # -- the optimizer ----------------------------------------------------------------------------------------------
 
@@ -391,8 +231,8 @@ class Recorder:
             self.emit("zero_grad", optimizer=self.optimizer_index(optimizer))
             return zero_grad(optimizer, *args, **kwargs)
 
-        self._patches.set(cls, "__init__", made)
-        self._patches.set(cls, "zero_grad", cleared)
+        self.patches.set(cls, "__init__", made)
+        self.patches.set(cls, "zero_grad", cleared)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         index = self.optimizer_index(optimizer)
@@ -401,7 +241,7 @@ class Recorder:
             return None
         self._stepping.append(index)
         event = self.emit("optimizer_step", optimizer=index, took=None)
-        self._open.append(event.index)
+        self.open.append(event.index)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             self._use_gradients(event, optimizer)
@@ -421,7 +261,7 @@ class Recorder:
         index = event.optimizer
         assert index is not None
         if "grads" not in event.data:
-            event.data.update(self.ledger.at_step(self.parameters(index), index, self._engine_depth > 0))
+            event.data.update(self.ledger.at_step(self.parameters(index), index, self.engine_depth > 0))
         for probe in self.probes:
             probe.optimizer_step(self, event, optimizer, True)
 
@@ -432,16 +272,16 @@ class Recorder:
         if index in self._stepping:
             return
         event = next(
-            (self.trace.events[i] for i in reversed(self._open) if self.trace.events[i].kind == "optimizer_step"
+            (self.trace.events[i] for i in reversed(self.open) if self.trace.events[i].kind == "optimizer_step"
              and self.trace.events[i].optimizer == index), None,
         )  # fmt: skip
         if event is None:
             return
-        self._open.remove(event.index)
+        self.open.remove(event.index)
         found_inf = getattr(optimizer, "found_inf", None)
         event.data["took"] = not (isinstance(found_inf, torch.Tensor) and bool(found_inf.any()))
         if event.get("closure") and "grads" not in event.data:
-            event.data.update(self.ledger.at_step(self.parameters(index), index, self._engine_depth > 0))
+            event.data.update(self.ledger.at_step(self.parameters(index), index, self.engine_depth > 0))
         self.ledger.used(self.parameters(index), index)
         for probe in self.probes:
             probe.optimizer_step(self, event, optimizer, False)
@@ -463,61 +303,4 @@ class Recorder:
             return result
 
         with contextlib.suppress(AttributeError):
-            self._patches.set(optimizer, "step", watched)
-
-
-SCALER_METHODS: dict[str, Callable[..., Any]] = {
-    "__init__": Recorder._scaler_init,
-    "scale": Recorder._scaler_scale,
-    "unscale_": Recorder._scaler_unscale,
-    "step": Recorder._scaler_step,
-    "update": Recorder._scaler_update,
-    "get_scale": Recorder._scaler_get_scale,
-    "load_state_dict": Recorder._scaler_load,
-}
-
-
-def _enabled(scaler: Any) -> bool:
-    enabled = getattr(scaler, "is_enabled", None)
-    return bool(enabled()) if callable(enabled) else True
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return float(value)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _found_inf(scaler: Any) -> bool | None:
-    states = getattr(scaler, "_per_optimizer_states", None)
-    if not isinstance(states, dict):
-        return None
-    return any(bool(f.any()) for s in states.values() for f in s.get("found_inf_per_device", {}).values())
-
-
-def _growth_rule(scaler: Any) -> dict[str, Any]:
-    """What torch's own update() is about to go by; nothing for a scaler whose update() is its own."""
-    if not isinstance(scaler, torch.amp.GradScaler) or not scaler.is_enabled() or not _torch_update(type(scaler)):
-        return {}
-    return {
-        "tracker": scaler._get_growth_tracker(),
-        "interval": scaler.get_growth_interval(),
-        "growth": scaler.get_growth_factor(),
-        "backoff": scaler.get_backoff_factor(),
-    }
-
-
-def _torch_update(cls: type) -> bool:
-    owner = next(c for c in cls.__mro__ if "update" in vars(c))
-    return owner.__module__.startswith("torch.")
-
-
-def _describe_scaler(scaler: Any, custom: bool) -> ScalerInfo:
-    arguments = {
-        name.lstrip("_"): _number(getattr(scaler, name, None))
-        for name in ("_init_scale", "_growth_factor", "_backoff_factor", "_growth_interval")
-        if hasattr(scaler, name)
-    }
-    return ScalerInfo(
-        type(scaler).__name__, _enabled(scaler), custom, device=str(getattr(scaler, "_device", "")), arguments=arguments, site=user_site(3)
-    )
+            self.patches.set(optimizer, "step", watched)

@@ -1,0 +1,87 @@
+"""Reading a trace: windows of accumulation, updates between a backward and its step, and names for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampcheck.evidence import Evidence
+from ampcheck.trace.events import Event, Trace
+
+
+def traces(evidence: Evidence) -> list[Trace]:
+    """The traces in which order is judged."""
+    return [evidence.trace, *(trace for _, trace in others(evidence))]
+
+
+def others(evidence: Evidence) -> Iterator[tuple[str, Trace]]:
+    """Those beside the natural run, by scenario."""
+    if evidence.overflow is not None and evidence.overflow.planted:
+        yield "overflow", evidence.overflow.run.trace
+    if evidence.exact is not None and evidence.exact.growth is not None:
+        yield "growth", evidence.exact.growth.trace
+
+
+def mixtures(evidence: Evidence) -> Iterator[Event]:
+    """Steps that use gradients which were added to after they had been used."""
+    for trace in traces(evidence):
+        yield from (e for e in trace.of("scaler_step", "optimizer_step") if e.get("tainted"))
+
+
+def name(trace: Trace, event: Event) -> str:
+    """The optimizer of an event, for messages."""
+    if event.optimizer is None:
+        return "the optimizer"
+    info = trace.optimizers[event.optimizer]
+    same = [i for i, o in enumerate(trace.optimizers) if o.kind == info.kind]
+    return info.kind if len(same) == 1 else f"{info.kind} number {same.index(event.optimizer) + 1}"
+
+
+def straddling(trace: Trace) -> Iterator[tuple[Event, Event]]:
+    """Steps through a scaler that use gradients older than its last update, each with that update."""
+    for event in trace.of("scaler_step"):
+        if event.scaler is None or not event.get("enabled") or not event.get("ages", {}).get(event.scaler):
+            continue
+        updates = [e for e in trace.of("update", scaler=event.scaler) if e.index < event.index]
+        if updates:
+            yield event, updates[-1]
+
+
+def alternating_updates(trace: Trace) -> Event | None:
+    """The first update of a call that has one for each of several optimizers, call after call."""
+    calls = 0
+    first: Event | None = None
+    for call in range(trace.calls):
+        for scaler in range(len(trace.scalers)):
+            stepped: set[int] = set()
+            sets: list[frozenset[int]] = []
+            updates: list[Event] = []
+            for event in trace.of("scaler_step", "update", call=call, scaler=scaler):
+                if not event.get("enabled"):
+                    continue
+                if event.kind == "scaler_step" and event.optimizer is not None:
+                    stepped.add(event.optimizer)
+                elif event.kind == "update" and event.get("new_scale") is None and stepped:
+                    sets.append(frozenset(stepped))
+                    updates.append(event)
+                    stepped = set()
+            if len(sets) >= 2 and not frozenset.intersection(*sets) and len(frozenset.union(*sets)) == sum(len(s) for s in set(sets)) and len(set(sets)) > 1:
+                calls += 1
+                first = first or updates[0]
+    return first if calls >= 2 or (calls and trace.calls == 1) else None
+
+
+def windows(trace: Trace) -> list[tuple[int, list[Event]]]:
+    """For each optimizer step: which optimizer, and the backwards since its last one that added to its gradients."""
+    windows: list[tuple[int, list[Event]]] = []
+    pending: dict[int, list[Event]] = {}
+    for event in trace.events:
+        if event.kind == "backward" and event.get("accumulates"):
+            for optimizer in event.get("optimizers", ()):
+                pending.setdefault(optimizer, []).append(event)
+        elif event.kind in ("scaler_step", "optimizer_step") and event.optimizer is not None:
+            if event.kind == "optimizer_step" and trace.inside(event, "scaler_step"):
+                continue
+            window = pending.pop(event.optimizer, [])
+            if window:
+                windows.append((event.optimizer, window))
+    return windows
