@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import signal
@@ -25,7 +26,7 @@ from ampcheck.trace.reach import Reached, reach
 from ampcheck.trace.recorder import Probe, Recorder
 from ampcheck.trace.sources import is_own, of_exception
 
-__all__ = ["Built", "Run", "SharedState", "Stage", "drive", "time_limit"]
+__all__ = ["Built", "Run", "SharedState", "Stage", "Together", "drive", "time_limit"]
 
 
 @dataclass
@@ -94,6 +95,33 @@ class Stage:
 
     def finished(self, built: Built) -> None:
         """The last call has ended, or one has raised; the objects are still alive."""
+
+
+class Together(Stage):
+    """Several stages in one run, in order; the first is the innermost around a call. It stops where one of them does."""
+
+    def __init__(self, *stages: Stage) -> None:
+        self.stages = stages
+
+    def built(self, built: Built) -> None:
+        for stage in self.stages:
+            stage.built(built)
+
+    def before_call(self, built: Built, call: int) -> None:
+        for stage in self.stages:
+            stage.before_call(built, call)
+
+    def call(self, built: Built, step: Callable[[], object]) -> object:
+        for stage in self.stages:
+            step = functools.partial(stage.call, built, step)
+        return step()
+
+    def after_call(self, built: Built, call: int) -> bool:
+        return any([stage.after_call(built, call) for stage in self.stages])
+
+    def finished(self, built: Built) -> None:
+        for stage in self.stages:
+            stage.finished(built)
 
 
 def drive(
