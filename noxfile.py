@@ -25,6 +25,7 @@ TORCH = ["2.4.1", "2.13.0"]
 CONSTRAINTS = ROOT / "ci" / "constraints.txt"
 #: Two intra-op threads on a busy machine make small steps far slower than one.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+PARALLEL = ["-n", "auto"]
 REFERENCE = ["--ampcheck-reference", "--ampcheck-require=judged", "--strict-markers", "-W", "error"]
 
 
@@ -62,7 +63,7 @@ def tests(session: nox.Session) -> None:
     """All tests; the whole suite has to reach the branch coverage that pyproject.toml asks for."""
     install(session, "test")
     python(session, "-m", "coverage", "erase")
-    python(session, "-m", "coverage", "run", "-m", "pytest", *session.posargs)
+    python(session, "-m", "coverage", "run", "-m", "pytest", *(session.posargs or PARALLEL))
     python(session, "-m", "coverage", "combine", "--quiet")
     partial = ["--fail-under=0"] if session.posargs else []
     python(session, "-m", "coverage", "report", *partial)
@@ -115,5 +116,5 @@ def matrix(session: nox.Session, torch: str) -> None:
     if not session.virtualenv.is_sandboxed:
         session.error("the matrix installs several versions of torch: run it without --no-venv")
     install(session, "test", torch=torch)
-    python(session, "-m", "pytest", *session.posargs)
+    python(session, "-m", "pytest", *(session.posargs or PARALLEL))
     python(session, "-m", "pytest", *REFERENCE)
