@@ -54,4 +54,6 @@ class Evidence:
     def why_no_scaler(self) -> str:
         if not self.trace.scalers:
             return "no loss scaler"
-        return "the loss scaler is disabled" if not any(s.enabled for s in self.trace.scalers) else "the loss scaler is not used"
+        return (
+            "the loss scaler is disabled" if not any(s.enabled for s in self.trace.scalers) else "the loss scaler is not used"
+        )

@@ -5,7 +5,7 @@ Nothing here imports torch, so that reports can be read, merged and written anyw
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -149,14 +149,13 @@ class Report:
         """True if no check failed; warnings do not fail, expected failures do not either."""
         return all(contract.ok for contract in self.contracts)
 
-    def __iter__(self) -> Iterable[ContractReport]:  # type: ignore[override]
-        return iter(self.contracts)
-
     def to_json(self) -> dict[str, Any]:
         return {
             "version": SCHEMA_VERSION,
             "environment": self.environment,
             "findings": [finding.to_json() for finding in self.findings],
             "items": [verdict.to_json() for verdict in self.verdicts],
-            "costs": [{"contract": c.contract, "device": c.device, **cost.to_json()} for c in self.contracts for cost in c.costs],
+            "costs": [
+                {"contract": c.contract, "device": c.device, **cost.to_json()} for c in self.contracts for cost in c.costs
+            ],
         }

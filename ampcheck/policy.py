@@ -130,7 +130,7 @@ def policy(autocast: AutocastChoice = "float32", *, scale: float | None = None, 
 
 
 def _force_autocast(patches: PatchSet, dtype: torch.dtype) -> None:
-    cls = torch.amp.autocast_mode.autocast
+    cls: Any = torch.amp.autocast_mode.autocast
     init, enter = cls.__init__, cls.__enter__
 
     def made(region: Any, device_type: str, dtype_: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
@@ -271,7 +271,8 @@ def _generators() -> Iterator[None]:
 def _determinism() -> Iterator[None]:
     """TF32 off, deterministic algorithms where there are any (warn only), no NaN-filled `torch.empty`."""
     enabled, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+    deterministic: Any = torch.utils.deterministic
+    fill = deterministic.fill_uninitialized_memory
     cudnn = torch.backends.cudnn
     flags = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
     try:
@@ -280,11 +281,11 @@ def _determinism() -> Iterator[None]:
             torch.use_deterministic_algorithms(True, warn_only=True)
             cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32 = False, True, False
             torch.backends.cuda.matmul.allow_tf32 = False
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        deterministic.fill_uninitialized_memory = False
         yield
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
             cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = flags
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        deterministic.fill_uninitialized_memory = fill

@@ -140,9 +140,15 @@ def expand(patterns: Iterable[str], where: str) -> list[str]:
         hits = [id for id in catalogue if matches(id, [pattern])] if re.fullmatch(r"AMP\d{0,3}", pattern.upper()) else []
         if not hits:
             names = [*catalogue, *(c.slug for c in catalogue.values())]
-            near = difflib.get_close_matches(pattern.upper(), names, 1, 0.5) or difflib.get_close_matches(pattern.lower(), names, 1, 0.5)
+            near = difflib.get_close_matches(pattern.upper(), names, 1, 0.5) or difflib.get_close_matches(
+                pattern.lower(), names, 1, 0.5
+            )
             near = [next((c.id for c in catalogue.values() if c.slug == n), n) for n in near]
             hint = f"; did you mean {near[0]} ({catalogue[near[0]].slug})?" if near else ""
-            raise UsageError(f"{where}: no check is called {pattern!r}{hint} `ampcheck list` shows all of them.".replace(f"{hint} `", f"{hint or '.'} `"))
+            raise UsageError(
+                f"{where}: no check is called {pattern!r}{hint} `ampcheck list` shows all of them.".replace(
+                    f"{hint} `", f"{hint or '.'} `"
+                )
+            )
         found += [id for id in hits if id not in found]
     return found

@@ -182,7 +182,8 @@ def _plan(spec: Any, evidence: Evidence) -> Iterator[tuple[str, Callable[[], Non
     from ampcheck.scenarios.scaler import scaler_discrepancies
 
     trace = evidence.trace
-    drivers = {e.optimizer: e.scaler for e in trace.of("scaler_step") if e.get("enabled") and e.optimizer is not None and e.get("grads")}
+    steps = [e for e in trace.of("scaler_step") if e.get("enabled") and e.get("grads")]
+    drivers = {e.optimizer: e.scaler for e in steps if e.optimizer is not None and e.scaler is not None}
     usable = trace.calls if trace.raised is None else trace.raised.call
     if usable < 1:
         for name in ("exact", "overflow", "resume", "scaler"):
@@ -261,11 +262,20 @@ def _decide(report: ContractReport, evidence: Evidence, options: Options) -> Non
     leads = _leads(results, faults, options)
     for id, (one, found, seconds) in results.items():
         report.verdicts.append(_verdict(report, one, found, seconds, faults, leads, options))
-    report.findings = _ordered([v.finding for v in report.verdicts if v.finding is not None and v.follows is None and v.outcome in ("failed", "warned")])
+    report.findings = _ordered(
+        [
+            v.finding
+            for v in report.verdicts
+            if v.finding is not None and v.follows is None and v.outcome in ("failed", "warned")
+        ]
+    )
     built = evidence.trace.raised is None or evidence.trace.raised.call >= 0
     if not built:
         reason = f"the contract could not be built: {evidence.trace.raised}"
-        report.verdicts = [v if v.check == "AMP111" else replace(v, outcome="not-run", reason=reason, finding=None, follows=None) for v in report.verdicts]
+        report.verdicts = [
+            v if v.check == "AMP111" else replace(v, outcome="not-run", reason=reason, finding=None, follows=None)
+            for v in report.verdicts
+        ]
         report.findings = [f for f in report.findings if f.id == "AMP111"]
 
 
@@ -279,7 +289,9 @@ def _judged(one: Check, evidence: Evidence) -> list[Any]:
 
 def _level(one: Check, fault: Fault, options: Options) -> Level:
     level = fault.level or one.level
-    if level == "warning" and (options.strict is True or (isinstance(options.strict, tuple) and matches(one.id, options.strict))):
+    if level == "warning" and (
+        options.strict is True or (isinstance(options.strict, tuple) and matches(one.id, options.strict))
+    ):
         return "error"
     return level
 
@@ -290,7 +302,12 @@ def _leads(results: dict[str, tuple[Check, list[Any], float]], faults: dict[str,
     for id, fault in faults.items():
         candidates = [fault.follows] if fault.follows else list(results[id][0].follows)
         for other in candidates:
-            if other is not None and other != id and other in faults and _level(results[other][0], faults[other], options) == "error":
+            if (
+                other is not None
+                and other != id
+                and other in faults
+                and _level(results[other][0], faults[other], options) == "error"
+            ):
                 leads[id] = other
                 break
     for id in list(leads):
@@ -302,7 +319,13 @@ def _leads(results: dict[str, tuple[Check, list[Any], float]], faults: dict[str,
 
 
 def _verdict(
-    report: ContractReport, one: Check, found: list[Any], seconds: float, faults: dict[str, Fault], leads: dict[str, str], options: Options
+    report: ContractReport,
+    one: Check,
+    found: list[Any],
+    seconds: float,
+    faults: dict[str, Fault],
+    leads: dict[str, str],
+    options: Options,
 ) -> Verdict:
     def verdict(outcome: Outcome, reason: str = "", **more: Any) -> Verdict:
         return Verdict(report.contract, one.id, one.slug, outcome, reason=reason, seconds=seconds, **more)
@@ -346,5 +369,3 @@ def _finding(contract: str, one: Check, fault: Fault, level: Level) -> Finding:
 def _ordered(findings: list[Finding]) -> list[Finding]:
     """Errors before warnings; within them primary rules (order, then the scaler) by id, the general AMP101 and AMP111 last of the errors."""
     return sorted(findings, key=lambda f: (f.level != "error", f.id in ("AMP101", "AMP111"), f.id))
-
-

@@ -69,41 +69,116 @@ def diagnose(evidence: Evidence) -> Diagnosis | None:
     if phase == "scaled":
         before = stages.get("before unscale_") or stages.get("scaler.step") or []
         if common_factor(before, [1.0]) == 1.0:
-            return Diagnosis("AMP106", f"{at} the gradients are divided by the scale already when the scaler divides them again", found.site,
-                             "leave the division to unscale_() or scaler.step(), or do not give these gradients to the scaler", facts, phase)  # fmt: skip
-        return Diagnosis("AMP102", f"{at} the gradients are changed{writer} while they carry the scale: {amount}", found.site,
-                         "call scaler.unscale_(optimizer) before clipping, adding noise or thresholding, or scale the threshold too", facts, phase)  # fmt: skip
+            return Diagnosis(
+                "AMP106",
+                f"{at} the gradients are divided by the scale already when the scaler divides them again",
+                found.site,
+                "leave the division to unscale_() or scaler.step(), or do not give these gradients to the scaler",
+                facts,
+                phase,
+            )
+        return Diagnosis(
+            "AMP102",
+            f"{at} the gradients are changed{writer} while they carry the scale: {amount}",
+            found.site,
+            "call scaler.unscale_(optimizer) before clipping, adding noise or thresholding, or scale the threshold too",
+            facts,
+            phase,
+        )
     factor = common_factor(at_optimizer, [1.0, scale, 1.0 / scale])
     if not inside:
         if factor == scale:
-            return Diagnosis("AMP103", f"{at} the optimizer is stepped outside the scaler, with gradients that still carry the scale", step.site if step else found.site,
-                             "call scaler.step(optimizer) instead of optimizer.step()", facts, phase)  # fmt: skip
+            return Diagnosis(
+                "AMP103",
+                f"{at} the optimizer is stepped outside the scaler, with gradients that still carry the scale",
+                step.site if step else found.site,
+                "call scaler.step(optimizer) instead of optimizer.step()",
+                facts,
+                phase,
+            )
     elif step is not None and step.get("closure"):
-        return Diagnosis("AMP101", f"{at} the closure that is given to scaler.step() leaves scaled gradients, which the optimizer then uses", found.site,
-                         "run the closure before scaler.step(), and step without it", facts, phase)  # fmt: skip
+        return Diagnosis(
+            "AMP101",
+            f"{at} the closure that is given to scaler.step() leaves scaled gradients, which the optimizer then uses",
+            found.site,
+            "run the closure before scaler.step(), and step without it",
+            facts,
+            phase,
+        )
     if factor is not None and abs(factor * scale - 1.0) < 1e-3:
-        return Diagnosis("AMP106", f"{at} the gradients are divided by the scale once more after unscale_{writer}", found.site,
-                         "after unscale_ the gradients are true gradients: use them as they are", facts, phase)  # fmt: skip
+        return Diagnosis(
+            "AMP106",
+            f"{at} the gradients are divided by the scale once more after unscale_{writer}",
+            found.site,
+            "after unscale_ the gradients are true gradients: use them as they are",
+            facts,
+            phase,
+        )
     if phase == "unscale":
         left = [d.name for d in stages.get("after unscale_") or at_optimizer if d.is_multiple(scale)]
-        what = f"the scaler leaves the scale on {', '.join(left[:3])}" if left else f"the scaler does not divide by the scale: {amount}"
-        return Diagnosis("AMP101", f"{at} {what}", found.site, "divide the gradient of every parameter by the scale, sparse ones too", facts, phase)
-    return Diagnosis("AMP101", f"{at} the gradients at the optimizer depend on the loss scale{writer}: {amount}", found.site, "", facts, phase)
+        what = (
+            f"the scaler leaves the scale on {', '.join(left[:3])}"
+            if left
+            else f"the scaler does not divide by the scale: {amount}"
+        )
+        return Diagnosis(
+            "AMP101",
+            f"{at} {what}",
+            found.site,
+            "divide the gradient of every parameter by the scale, sparse ones too",
+            facts,
+            phase,
+        )
+    return Diagnosis(
+        "AMP101",
+        f"{at} the gradients at the optimizer depend on the loss scale{writer}: {amount}",
+        found.site,
+        "",
+        facts,
+        phase,
+    )
 
 
-def _in_backward(backward: list[Difference], scale: float, at: str, site: Location | None, facts: dict[str, object]) -> Diagnosis:
+def _in_backward(
+    backward: list[Difference], scale: float, at: str, site: Location | None, facts: dict[str, object]
+) -> Diagnosis:
     plain = [d.name for d in backward if d.is_multiple(1.0)]
     twice = [d.name for d in backward if d.is_multiple(scale * scale)]
     other = common_factor(backward)
     if twice and all(d.is_multiple(scale) or d.is_multiple(scale * scale) for d in backward):
-        return Diagnosis("AMP104", f"{at} the gradient of {', '.join(twice[:3])} carries the scale twice", site, "scale each loss once", facts, "backward")
+        return Diagnosis(
+            "AMP104",
+            f"{at} the gradient of {', '.join(twice[:3])} carries the scale twice",
+            site,
+            "scale each loss once",
+            facts,
+            "backward",
+        )
     if len(plain) == len(backward) or (plain and all(d.is_multiple(1.0) or d.is_multiple(scale) for d in backward)):
-        return Diagnosis("AMP104", f"{at} the gradient of {', '.join(plain[:3])} does not carry the scale that the scaler divides it by", site,
-                         "call backward on what scaler.scale(loss) returns", facts, "backward")  # fmt: skip
+        return Diagnosis(
+            "AMP104",
+            f"{at} the gradient of {', '.join(plain[:3])} does not carry the scale that the scaler divides it by",
+            site,
+            "call backward on what scaler.scale(loss) returns",
+            facts,
+            "backward",
+        )
     if other is not None and other > 0 and any(other == scale * 8.0**k for k in (-3, -2, -1, 1, 2, 3)):
-        return Diagnosis("AMP110", f"{at} the gradients carry the scale of another scaler than the one that steps their optimizer", site,
-                         "scale, unscale and step the gradients of one optimizer with one scaler", facts, "backward")  # fmt: skip
+        return Diagnosis(
+            "AMP110",
+            f"{at} the gradients carry the scale of another scaler than the one that steps their optimizer",
+            site,
+            "scale, unscale and step the gradients of one optimizer with one scaler",
+            facts,
+            "backward",
+        )
     worst = _worst(backward)
     amount = f": {worst.name} is {worst.ratio:.3g} times the true one, not {scale:g} times" if worst is not None else ""
-    return Diagnosis("AMP102", f"{at} the backward does not give the scale times the true gradient{amount}: something in it is not linear in the scale", site,
-                     "divide by scaler.get_scale() before a penalty, threshold or clip is computed from scaled gradients", facts, "backward")  # fmt: skip
+    return Diagnosis(
+        "AMP102",
+        f"{at} the backward does not give the scale times the true gradient{amount}: something in it is not linear in the scale",
+        site,
+        "divide by scaler.get_scale() before a penalty, threshold or clip is computed from scaled gradients",
+        facts,
+        "backward",
+    )

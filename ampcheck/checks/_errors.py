@@ -52,22 +52,47 @@ def cause(trace: Trace, raised: Raised, scenario: str = "natural") -> Cause:
     if "unscale_() has already been called" in message and last is not None:
         new_window = last.call != raised.call and any(e.get("cleared") for e in since if e.kind == "backward")
         if new_window:
-            return found("AMP105", _left(last), "call scaler.update() on every path that ends an iteration", _end_of(trace, last))
-        return found("AMP106", "unscale_() is called again for gradients of the same scaler window", "unscale once, after the last backward of the window")
+            return found(
+                "AMP105", _left(last), "call scaler.update() on every path that ends an iteration", _end_of(trace, last)
+            )
+        return found(
+            "AMP106",
+            "unscale_() is called again for gradients of the same scaler window",
+            "unscale once, after the last backward of the window",
+        )
     if "unscale_() is being called after step()" in message or "step() has already been called" in message:
         if backward_since:
-            return found("AMP105", "a new iteration begins and update() was not called since the last step", "call scaler.update() after the step", last.site if last else None)
+            return found(
+                "AMP105",
+                "a new iteration begins and update() was not called since the last step",
+                "call scaler.update() after the step",
+                last.site if last else None,
+            )
         if "unscale_" in message:
-            return found("AMP106", "unscale_() is called after step() has divided the gradients already", "unscale before the step, once")
-        return found("AMP103", "the same optimizer is stepped twice in one iteration", "step each optimizer once between two updates")
+            return found(
+                "AMP106", "unscale_() is called after step() has divided the gradients already", "unscale before the step, once"
+            )
+        return found(
+            "AMP103", "the same optimizer is stepped twice in one iteration", "step each optimizer once between two updates"
+        )
     if "No inf checks were recorded for this optimizer" in message:
         return _no_gradients(trace, raised, found)
     if "No inf checks were recorded prior to update" in message:
-        return found("AMP105", "update() is called although no optimizer was unscaled or stepped since the last one", "call update() once, after the steps of the iteration")
+        return found(
+            "AMP105",
+            "update() is called although no optimizer was unscaled or stepped since the last one",
+            "call update() once, after the steps of the iteration",
+        )
     if "but _scale is None" in message:
-        return found("AMP104", "the scaler is used although it has never scaled a loss", "scale every loss whose gradients the scaler's optimizer uses")
+        return found(
+            "AMP104",
+            "the scaler is used although it has never scaled a loss",
+            "scale every loss whose gradients the scaler's optimizer uses",
+        )
     if "Closure use is not currently supported" in message:
-        return found("AMP103", "a closure is given to scaler.step()", "run the closure before scaler.step(), and step without it")
+        return found(
+            "AMP103", "a closure is given to scaler.step()", "run the closure before scaler.step(), and step without it"
+        )
     return Cause("AMP111", text, raised.site, "", scenario, raised)
 
 
@@ -97,7 +122,11 @@ def _no_gradients(trace: Trace, raised: Raised, found: object) -> Cause:
     step = next((e for e in reversed(trace.events) if e.kind == "scaler_step" and e.optimizer == raised.optimizer), None)
     result: Cause
     if step is not None and step.get("cleared"):
-        result = found("AMP109", "the gradients were cleared between the backward and the step", "clear gradients before the backward or after the step")
+        result = found(
+            "AMP109",
+            "the gradients were cleared between the backward and the step",
+            "clear gradients before the backward or after the step",
+        )
         return result
     window = [e for e in trace.events if e.kind == "backward" and e.call == raised.call]
     if any(o != raised.optimizer for e in window for o in e.get("optimizers", ())):

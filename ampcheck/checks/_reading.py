@@ -64,7 +64,12 @@ def alternating_updates(trace: Trace) -> Event | None:
                     sets.append(frozenset(stepped))
                     updates.append(event)
                     stepped = set()
-            if len(sets) >= 2 and not frozenset.intersection(*sets) and len(frozenset.union(*sets)) == sum(len(s) for s in set(sets)) and len(set(sets)) > 1:
+            if (
+                len(sets) >= 2
+                and not frozenset.intersection(*sets)
+                and len(frozenset.union(*sets)) == sum(len(s) for s in set(sets))
+                and len(set(sets)) > 1
+            ):
                 calls += 1
                 first = first or updates[0]
     return first if calls >= 2 or (calls and trace.calls == 1) else None

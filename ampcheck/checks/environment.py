@@ -9,11 +9,13 @@ from ampcheck.registry import Fault, NotRun, Result, check
 
 
 @check(
-    "AMP901", "reproducible", level="warning",
+    "AMP901",
+    "reproducible",
+    level="warning",
     expected="the FP32 step gives the same bits twice",
     fix="seed every generator inside the contract, and use deterministic algorithms; exact checks use the step's own spread until then",
     follows=("AMP111",),
-)  # fmt: skip
+)
 def reproducible(evidence: Evidence) -> Iterator[Result]:
     """Two builds with the same seeds do the same to the bit.
 
@@ -23,16 +25,19 @@ def reproducible(evidence: Evidence) -> Iterator[Result]:
     """
     exact = evidence.exact
     if exact is None or exact.reproducible is None:
-        yield NotRun(evidence.not_run.get("exact") or (exact.reason if exact is not None and exact.reason else "no FP32 run was made"))
+        yield NotRun(
+            evidence.not_run.get("exact") or (exact.reason if exact is not None and exact.reason else "no FP32 run was made")
+        )
     elif not exact.reproducible:
         yield Fault(f"two FP32 runs with the same seeds differ by {exact.spread:.1e}")
 
 
 @check(
-    "AMP902", "hardware",
+    "AMP902",
+    "hardware",
     expected="device, dtypes, TF32 flags and versions stand in the report",
     fix="",
-)  # fmt: skip
+)
 def hardware(evidence: Evidence) -> Iterator[Result]:
     """Never a finding: what the machine is stands in every report, so that two reports can be compared.
 

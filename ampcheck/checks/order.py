@@ -44,11 +44,12 @@ def _without_effect(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP101", "scale-invariance",
+    "AMP101",
+    "scale-invariance",
     expected="in FP32, gradients, updates and returned numbers are bit-identical at every power-of-two loss scale",
     fix="use the loss scale nowhere but in scaler.scale() and the scaler's own division",
     follows=("AMP102", *_STRUCTURAL[:1], "AMP104", *_STRUCTURAL[1:], "AMP106"),
-)  # fmt: skip
+)
 def scale_invariance(evidence: Evidence) -> Iterator[Result]:
     """The loss scale changes nothing but the range of the gradients.
 
@@ -70,17 +71,20 @@ def scale_invariance(evidence: Evidence) -> Iterator[Result]:
         yield Fault(
             f"in call {exact.returned.call + 1} the step returns {path} = {scaled:g} at loss scale {exact.returned.scale:g} and {plain:g} at 1, while "
             "the training itself is right",
-            exact.returned.site, fix="return the loss before it is scaled, or divide by the scale it was multiplied with", level="warning",
-        )  # fmt: skip
+            exact.returned.site,
+            fix="return the loss before it is scaled, or divide by the scale it was multiplied with",
+            level="warning",
+        )
         return
     yield from _without_effect(evidence)
 
 
 @check(
-    "AMP102", "clip-scaled-gradients",
+    "AMP102",
+    "clip-scaled-gradients",
     expected="nothing rescales, thresholds or adds to gradients between backward and unscale as if they were unscaled",
     fix="call scaler.unscale_(optimizer) before clipping, adding noise or thresholding",
-)  # fmt: skip
+)
 def clip_scaled_gradients(evidence: Evidence) -> Iterator[Result]:
     """Gradients that carry the loss scale are not clipped, thresholded, noised or penalised as if they did not.
 
@@ -94,10 +98,11 @@ def clip_scaled_gradients(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP103", "step-outside-scaler",
+    "AMP103",
+    "step-outside-scaler",
     expected="an optimizer whose gradients carry a scale is stepped by its scaler, once an iteration",
     fix="call scaler.step(optimizer) instead of optimizer.step(), once",
-)  # fmt: skip
+)
 def step_outside_scaler(evidence: Evidence) -> Iterator[Result]:
     """No optimizer uses scaled gradients outside its scaler's step, and none uses the same gradients twice.
 
@@ -116,26 +121,38 @@ def step_outside_scaler(evidence: Evidence) -> Iterator[Result]:
                 continue
             if event.kind == "optimizer_step" and trace.inside(event, "scaler_step"):
                 continue
-            yield Fault(f"in call {event.call + 1} {reading.name(trace, event)} is stepped again with gradients that it has used already", event.site)
+            yield Fault(
+                f"in call {event.call + 1} {reading.name(trace, event)} is stepped again with gradients that it has used already",
+                event.site,
+            )
             return
     overflow = evidence.overflow
     for planted in overflow.planted if overflow is not None else ():
         assert overflow is not None
         trace = overflow.run.trace
         for event in trace.of("optimizer_step", optimizer=planted.optimizer):
-            if event.index > planted.event and planted.moved and event.get("took") and trace.inside(event, "scaler_step") is None:
+            if (
+                event.index > planted.event
+                and planted.moved
+                and event.get("took")
+                and trace.inside(event, "scaler_step") is None
+            ):
                 if event.call == planted.call:
-                    yield Fault(f"after an overflow in call {event.call + 1}, {reading.name(trace, event)} is stepped outside the scaler and uses gradients that are not finite", event.site)
+                    yield Fault(
+                        f"after an overflow in call {event.call + 1}, {reading.name(trace, event)} is stepped outside the scaler and uses gradients that are not finite",
+                        event.site,
+                    )
                     return
     if not evidence.scaler_in_use():
         yield NotRun(evidence.why_no_scaler())
 
 
 @check(
-    "AMP104", "backward-unscaled",
+    "AMP104",
+    "backward-unscaled",
     expected="every gradient that a scaler's optimizer uses carries that scale exactly once",
     fix="call backward on what scaler.scale(loss) returns",
-)  # fmt: skip
+)
 def backward_unscaled(evidence: Evidence) -> Iterator[Result]:
     """Every gradient that is divided by the scale was multiplied by it, once.
 
@@ -150,10 +167,11 @@ def backward_unscaled(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP105", "update-once",
+    "AMP105",
+    "update-once",
     expected="scaler.update() is called once an iteration, after the steps of all its optimizers",
     fix="call scaler.update() once, at the end of every path through the iteration",
-)  # fmt: skip
+)
 def update_once(evidence: Evidence) -> Iterator[Result]:
     """`update()` ends each iteration, once, after every step.
 
@@ -167,15 +185,19 @@ def update_once(evidence: Evidence) -> Iterator[Result]:
     for event, update in reading.straddling(trace):
         last = [e for e in trace.of("backward") if e.index < event.index and event.optimizer in e.get("optimizers", ())]
         if last and last[-1].index < update.index:
-            yield Fault(f"in call {event.call + 1} update() runs between the backward and the step of {reading.name(trace, event)}", update.site)
+            yield Fault(
+                f"in call {event.call + 1} update() runs between the backward and the step of {reading.name(trace, event)}",
+                update.site,
+            )
             return
     alternating = reading.alternating_updates(trace)
     if alternating is not None:
         yield Fault(
             f"call {alternating.call + 1} updates the scaler once for each optimizer; the scale grows that many times too fast, and an overflow "
             "of one optimizer is followed by a clean update of another",
-            alternating.site, level="warning",
-        )  # fmt: skip
+            alternating.site,
+            level="warning",
+        )
         return
     if not evidence.scaler_in_use():
         yield NotRun(evidence.why_no_scaler())
@@ -184,10 +206,11 @@ def update_once(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP106", "unscale-once",
+    "AMP106",
+    "unscale-once",
     expected="gradients are divided by the scale exactly once",
     fix="unscale once, by unscale_() or inside scaler.step(), and never by hand as well",
-)  # fmt: skip
+)
 def unscale_once(evidence: Evidence) -> Iterator[Result]:
     """The scale is divided out once, by hand or by the scaler, not by both and not twice.
 
@@ -199,11 +222,12 @@ def unscale_once(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP107", "accumulation",
+    "AMP107",
+    "accumulation",
     expected="an accumulation window has one scale, and as many micro-batches as its loss is divided by",
     fix="count the micro-batches since the last step, and update the scale only after the step",
     follows=("AMP105", "AMP109"),
-)  # fmt: skip
+)
 def accumulation(evidence: Evidence) -> Iterator[Result]:
     """The micro-batches of a window add up to one step's gradient.
 
@@ -218,7 +242,10 @@ def accumulation(evidence: Evidence) -> Iterator[Result]:
     for event, update in reading.straddling(trace):
         last = [e for e in trace.of("backward") if e.index < event.index and event.optimizer in e.get("optimizers", ())]
         if last and last[-1].index > update.index:
-            yield Fault(f"in call {event.call + 1} the window of {reading.name(trace, event)} goes on over an update() of the scale", update.site)
+            yield Fault(
+                f"in call {event.call + 1} the window of {reading.name(trace, event)} goes on over an update() of the scale",
+                update.site,
+            )
             return
     windows = [window for _, window in reading.windows(trace)]
     sizes = [tuple(round(e.get("divisor", 1.0), 6) for e in window) for window in windows]
@@ -227,22 +254,25 @@ def accumulation(evidence: Evidence) -> Iterator[Result]:
     right = [d for d in sizes if len(d) >= 2 and set(d) == {len(d)}]
     mixed = [i for i, d in enumerate(sizes) if len(set(d)) > 1 and all(x == int(x) for x in d)]
     if right and len({sizes[i] for i in mixed}) >= 2:
-        last = windows[mixed[0]][-1]
+        end = windows[mixed[0]][-1]
         yield Fault(
-            f"the window that ends in call {last.call + 1} holds {len(sizes[mixed[0]])} micro-batches, whose losses are divided by "
+            f"the window that ends in call {end.call + 1} holds {len(sizes[mixed[0]])} micro-batches, whose losses are divided by "
             f"{', '.join(f'{d:g}' for d in sizes[mixed[0]])}; other windows are divided by their size",
-            last.site, evidence={"divisors": [list(d) for d in sizes]},
-        )  # fmt: skip
+            end.site,
+            evidence={"divisors": [list(d) for d in sizes]},
+        )
         return
     if not windows:
         yield NotRun("no optimizer step was seen")
 
 
 @check(
-    "AMP108", "backward-in-autocast", level="warning",
+    "AMP108",
+    "backward-in-autocast",
+    level="warning",
     expected="backward runs outside the autocast region",
     fix="leave the autocast region before calling backward; backward ops run in the dtype of their forward ops anyway",
-)  # fmt: skip
+)
 def backward_in_autocast(evidence: Evidence) -> Iterator[Result]:
     """Backward does not run inside an enabled autocast region.
 
@@ -255,11 +285,12 @@ def backward_in_autocast(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP109", "zero-grad",
+    "AMP109",
+    "zero-grad",
     expected="a gradient that was used, or left by a skipped step, is cleared before the next backward adds to it",
     fix="clear the gradients once an iteration: optimizer.zero_grad() before the backward or after the step, on every path",
     follows=("AMP103",),
-)  # fmt: skip
+)
 def zero_grad(evidence: Evidence) -> Iterator[Result]:
     """Gradients are cleared between their use and the next backward, and not between the last backward and their use.
 
@@ -277,20 +308,24 @@ def zero_grad(evidence: Evidence) -> Iterator[Result]:
                     f"the backward in call {event.call + 1} adds to gradients that {reading.name(trace, event)} has used already{when}; "
                     f"{event.get('tainted')} parameters hold the mixture",
                     event.get("tainted_site") or event.site,
-                )  # fmt: skip
+                )
                 return
             if event.get("cleared"):
-                yield Fault(f"the gradients of {reading.name(trace, event)} were cleared between the backward and the step in call {event.call + 1}: it uses none", event.site)
+                yield Fault(
+                    f"the gradients of {reading.name(trace, event)} were cleared between the backward and the step in call {event.call + 1}: it uses none",
+                    event.site,
+                )
                 return
     if not any(True for _ in evidence.trace.of("optimizer_step", "scaler_step")):
         yield NotRun("no optimizer step was seen")
 
 
 @check(
-    "AMP110", "several-optimizers",
+    "AMP110",
+    "several-optimizers",
     expected="each optimizer is unscaled and stepped by the scaler that scaled its gradients, before its update",
     fix="one scaler for each set of gradients; step only optimizers that received gradients",
-)  # fmt: skip
+)
 def several_optimizers(evidence: Evidence) -> Iterator[Result]:
     """With several optimizers or scalers, each gradient meets one scaler, and each scaler steps only optimizers that have gradients.
 
@@ -304,10 +339,11 @@ def several_optimizers(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP111", "runs",
+    "AMP111",
+    "runs",
     expected="the contract builds and its step runs",
     fix="see the error; run the step once by hand",
-)  # fmt: skip
+)
 def runs(evidence: Evidence) -> Iterator[Result]:
     """The step runs without an error, torch's own scaler and dtype errors included.
 
@@ -318,15 +354,22 @@ def runs(evidence: Evidence) -> Iterator[Result]:
     for found in causes(evidence):
         if found.scenario != "natural":
             continue
-        yield Fault(found.seen, found.location, fix=found.fix if found.id == "AMP111" else "", follows=None if found.id == "AMP111" else found.id)
+        yield Fault(
+            found.seen,
+            found.location,
+            fix=found.fix if found.id == "AMP111" else "",
+            follows=None if found.id == "AMP111" else found.id,
+        )
         return
 
 
 @check(
-    "AMP112", "schedule-once", level="warning",
+    "AMP112",
+    "schedule-once",
+    level="warning",
     expected="a learning-rate schedule advances once for each optimizer step, not for each micro-batch",
     fix="call scheduler.step() after the optimizer step, where the accumulation window ends",
-)  # fmt: skip
+)
 def schedule_once(evidence: Evidence) -> Iterator[Result]:
     """A per-step schedule advances once for each optimizer step taken.
 
@@ -342,7 +385,7 @@ def schedule_once(evidence: Evidence) -> Iterator[Result]:
         if len(set(seen)) > 1:
             moved.append(window)
     if len(moved) >= 2 or (moved and len(windows) == 1):
-        event = moved[0][-1]
-        yield Fault(f"the learning rate changes between the micro-batches of one window, in call {event.call + 1}", event.site)
+        late = moved[0][-1]
+        yield Fault(f"the learning rate changes between the micro-batches of one window, in call {late.call + 1}", late.site)
     elif not windows:
         yield NotRun("no optimizer step was seen")

@@ -26,11 +26,12 @@ def _without(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP701", "scaler-in-checkpoint",
+    "AMP701",
+    "scaler-in-checkpoint",
     expected="the checkpoint holds the loss scale and the growth tracker",
-    fix='save scaler.state_dict() and load it back',
+    fix="save scaler.state_dict() and load it back",
     follows=("AMP111",),
-)  # fmt: skip
+)
 def scaler_in_checkpoint(evidence: Evidence) -> Iterator[Result]:
     """The scaler's state is saved and restored.
 
@@ -53,7 +54,7 @@ def scaler_in_checkpoint(evidence: Evidence) -> Iterator[Result]:
             yield Fault(
                 f"saved with loss scale {saved[0]:g} and {saved[1]} clean steps counted; a build that loaded the checkpoint has {fresh[0]:g} and {fresh[1]}",
                 evidence.declared.get("state_dict_site"),
-            )  # fmt: skip
+            )
             return
 
 
@@ -62,11 +63,12 @@ def _holds(saved: tuple[float, int | None], there: list[tuple[float, int | None]
 
 
 @check(
-    "AMP702", "resume-equivalence",
+    "AMP702",
+    "resume-equivalence",
     expected="a resumed run goes on as the one that was not stopped",
     fix="restore everything that state_dict() saved before the first step, into the objects that the loop uses",
     follows=("AMP701", "AMP111"),
-)  # fmt: skip
+)
 def resume_equivalence(evidence: Evidence) -> Iterator[Result]:
     """Stop-and-resume equals going on: parameters, optimizer state, learning rates and the loss scale in use.
 
@@ -78,7 +80,14 @@ def resume_equivalence(evidence: Evidence) -> Iterator[Result]:
     resume = evidence.resume
     problems = list(_without(evidence))
     yield from problems
-    if problems or resume is None or resume.at_stop is None or resume.loaded is None or resume.continued is None or resume.went_on is None:
+    if (
+        problems
+        or resume is None
+        or resume.at_stop is None
+        or resume.loaded is None
+        or resume.continued is None
+        or resume.went_on is None
+    ):
         return
     lost = [s for s in resume.went_on.scalers if resume.continued.scalers and not _holds(s, resume.continued.scalers)]
     same_steps = len(resume.went_on.scalers) == len(resume.continued.scalers)
@@ -87,19 +96,22 @@ def resume_equivalence(evidence: Evidence) -> Iterator[Result]:
         yield Fault(
             f"one step after resuming, the scaler in use has loss scale {now[0]:g} and {now[1]} clean steps counted; the run that went on has {lost[0][0]:g} and {lost[0][1]}",
             resume.made_after_load or evidence.declared.get("load_state_dict_site"),
-        )  # fmt: skip
+        )
         return
     if lost and resume.made_after_load is not None:
-        yield Fault(f"a new scaler is made after loading; it has loss scale {resume.continued.scalers[0][0]:g}, the saved one had {resume.at_stop.scalers[0][0]:g}",
-                    resume.made_after_load)  # fmt: skip
+        yield Fault(
+            f"a new scaler is made after loading; it has loss scale {resume.continued.scalers[0][0]:g}, the saved one had {resume.at_stop.scalers[0][0]:g}",
+            resume.made_after_load,
+        )
 
 
 @check(
-    "AMP703", "loaded-state-dtype",
+    "AMP703",
+    "loaded-state-dtype",
     expected="loading a checkpoint changes no dtype",
     fix="load into tensors of the saved dtype; keep FP32 master weights and FP32 optimizer state FP32",
     follows=("AMP111",),
-)  # fmt: skip
+)
 def loaded_state_dtype(evidence: Evidence) -> Iterator[Result]:
     """No parameter, buffer or optimizer state comes back from a checkpoint in fewer bits.
 
@@ -113,5 +125,8 @@ def loaded_state_dtype(evidence: Evidence) -> Iterator[Result]:
     for path, dtype in resume.at_stop.dtypes.items():
         now = after.dtypes.get(path, resume.loaded.dtypes.get(path))
         if now is not None and _WIDTH.get(now, 0) < _WIDTH.get(dtype, 0) and _WIDTH.get(now, 0):
-            yield Fault(f"{path} was {dtype} when it was saved and is {now} after loading", evidence.declared.get("load_state_dict_site"))
+            yield Fault(
+                f"{path} was {dtype} when it was saved and is {now} after loading",
+                evidence.declared.get("load_state_dict_site"),
+            )
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ampcheck.evidence import Evidence
 from ampcheck.findings import Location
@@ -25,11 +25,12 @@ def _without_overflow(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP201", "skip-is-atomic",
+    "AMP201",
+    "skip-is-atomic",
     expected="an iteration whose gradients are not finite leaves parameters, optimizer state and step counters as they were",
     fix="let scaler.step() decide, and do nothing that belongs to a step taken when it was skipped (the scale falls in update())",
     follows=("AMP103", "AMP102", "AMP104", "AMP208", "AMP101", "AMP111"),
-)  # fmt: skip
+)
 def skip_is_atomic(evidence: Evidence) -> Iterator[Result]:
     """A skipped step moves nothing that a step moves.
 
@@ -48,7 +49,7 @@ def skip_is_atomic(evidence: Evidence) -> Iterator[Result]:
             yield Fault(
                 f"after an overflow in call {planted.call + 1} the {' and '.join(planted.moved)} of {trace.optimizers[planted.optimizer].kind} changed",
                 step.site if step is not None else _site_after(trace, planted.event),
-            )  # fmt: skip
+            )
             return
     for planted in overflow.planted if overflow is not None else ():
         assert overflow is not None
@@ -57,18 +58,20 @@ def skip_is_atomic(evidence: Evidence) -> Iterator[Result]:
             trace = overflow.run.trace
             yield Fault(
                 f"in call {planted.call + 1}, whose step the scaler skipped, {' and '.join(moved)} moved on as after a step that was taken",
-                _step_site(trace, planted.event, planted.optimizer), level="warning",
-            )  # fmt: skip
+                _step_site(trace, planted.event, planted.optimizer),
+                level="warning",
+            )
             return
     yield from _without_overflow(evidence)
 
 
 @check(
-    "AMP202", "backoff",
+    "AMP202",
+    "backoff",
     expected="an overflowing iteration multiplies the scale by backoff_factor, exactly once",
     fix="call scaler.update() in the overflowing iteration too, and do not hide non-finite gradients from the scaler",
     follows=("AMP105", "AMP106", "AMP103", "AMP111", "AMP104"),
-)  # fmt: skip
+)
 def backoff(evidence: Evidence) -> Iterator[Result]:
     """The scale falls by the backoff factor once for each iteration with an overflow.
 
@@ -83,15 +86,17 @@ def backoff(evidence: Evidence) -> Iterator[Result]:
         if planted.sanitized:
             yield Fault(
                 f"the inf in a gradient of {trace.optimizers[planted.optimizer].kind} in call {planted.call + 1} was gone before the scaler looked: the step was "
-                "taken and the scale stays", _site_after(trace, planted.event),
-            )  # fmt: skip
+                "taken and the scale stays",
+                _site_after(trace, planted.event),
+            )
             return
         if info.custom:
             continue
         if not after or after[0].call > planted.call:
             if trace.calls > planted.call + 1 or trace.raised is None:
                 yield Fault(
-                    f"no update() after the overflow in call {planted.call + 1}: the scale stays at {planted.scale:g}", _step_site(trace, planted.event, planted.optimizer)
+                    f"no update() after the overflow in call {planted.call + 1}: the scale stays at {planted.scale:g}",
+                    _step_site(trace, planted.event, planted.optimizer),
                 )
                 return
             continue
@@ -100,18 +105,22 @@ def backoff(evidence: Evidence) -> Iterator[Result]:
             if event.get("found_inf") and "backoff" in event.data and event.get("new_scale") is None:
                 wanted = event.get("before") * event.get("backoff")
                 if not _close(event.get("after"), wanted):
-                    yield Fault(f"in call {event.call + 1} update() after an overflow leaves the scale at {event.get('after'):g}; {wanted:g} was due", event.site)
+                    yield Fault(
+                        f"in call {event.call + 1} update() after an overflow leaves the scale at {event.get('after'):g}; {wanted:g} was due",
+                        event.site,
+                    )
                     return
     yield from _discrepancies(evidence, "AMP202")
     yield from _without_overflow(evidence)
 
 
 @check(
-    "AMP203", "growth",
+    "AMP203",
+    "growth",
     expected="the scale grows by growth_factor after growth_interval updates in a row without overflow, never earlier or later",
     fix="leave the growth tracker to update(), and call it once an iteration",
     follows=("AMP105", "AMP208", "AMP111"),
-)  # fmt: skip
+)
 def growth(evidence: Evidence) -> Iterator[Result]:
     """The scale grows when torch's rule says so, as torch counts updates, apart from what the user's own `update(new_scale)` sets.
 
@@ -130,7 +139,10 @@ def growth(evidence: Evidence) -> Iterator[Result]:
             if not math.isfinite(wanted) or wanted > 3.4e38:
                 wanted = event.get("before")
             if not _close(event.get("after"), wanted):
-                yield Fault(f"in call {event.call + 1} update() leaves the scale at {event.get('after'):g}; {wanted:g} was due", event.site)
+                yield Fault(
+                    f"in call {event.call + 1} update() leaves the scale at {event.get('after'):g}; {wanted:g} was due",
+                    event.site,
+                )
                 return
     found = list(_discrepancies(evidence, "AMP203"))
     yield from found
@@ -142,11 +154,26 @@ def growth(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP204", "recovers",
+    "AMP204",
+    "recovers",
     expected="after overflows the loop reaches a step that is taken",
     fix="let an overflow pass: no raise on a non-finite norm, no floor above the working range, clear the gradients of a skipped step",
-    follows=("AMP310", "AMP105", "AMP106", "AMP109", "AMP102", "AMP103", "AMP104", "AMP101", "AMP201", "AMP202", "AMP207", "AMP208", "AMP111"),
-)  # fmt: skip
+    follows=(
+        "AMP310",
+        "AMP105",
+        "AMP106",
+        "AMP109",
+        "AMP102",
+        "AMP103",
+        "AMP104",
+        "AMP101",
+        "AMP201",
+        "AMP202",
+        "AMP207",
+        "AMP208",
+        "AMP111",
+    ),
+)
 def recovers(evidence: Evidence) -> Iterator[Result]:
     """Overflow is normal: the loop survives it and finds a scale at which it trains.
 
@@ -159,12 +186,18 @@ def recovers(evidence: Evidence) -> Iterator[Result]:
     if overflow is not None and overflow.planted:
         trace, raised = overflow.run.trace, overflow.run.trace.raised
         if raised is not None and (natural.raised is None or natural.raised.message != raised.message):
-            yield Fault(f"after an overflow in call {overflow.planted[0].call + 1} the step raises in call {raised.call + 1}: {raised}", raised.site)
+            yield Fault(
+                f"after an overflow in call {overflow.planted[0].call + 1} the step raises in call {raised.call + 1}: {raised}",
+                raised.site,
+            )
             return
         for planted in overflow.planted:
             later = [e for e in trace.of("scaler_step", optimizer=planted.optimizer) if e.call > planted.call]
             if len(later) >= 2 and not any(e.get("took") for e in later) and raised is None:
-                yield Fault(f"after one overflow in call {planted.call + 1} no later step is taken, in {len(later)} tries", later[0].site)
+                yield Fault(
+                    f"after one overflow in call {planted.call + 1} no later step is taken, in {len(later)} tries",
+                    later[0].site,
+                )
                 return
     stuck = _stuck(evidence)
     if stuck is not None:
@@ -190,20 +223,27 @@ def _stuck(evidence: Evidence) -> Result | None:
         more = [e for e in longer.trace.of("scaler_step") if e.get("done")]
         scales = [e.get("scale") for e in longer.trace.of("scale") if e.get("enabled")] or scales
         if len(more) < STUCK and min(scales) > SMALLEST and longer.trace.raised is None:
-            return Inconclusive(f"no step was taken in {len(more)} calls; give the contract more calls (Training(calls=...)) or a lower initial scale")
+            return Inconclusive(
+                f"no step was taken in {len(more)} calls; give the contract more calls (Training(calls=...)) or a lower initial scale"
+            )
         tries = more or tries
     if len(tries) < 4:
         return None
-    way = "and the scale does not fall" if len(set(scales)) == 1 else f"while the scale falls from {scales[0]:g} to {scales[-1]:g}"
+    way = (
+        "and the scale does not fall"
+        if len(set(scales)) == 1
+        else f"while the scale falls from {scales[0]:g} to {scales[-1]:g}"
+    )
     return Fault(f"every step is skipped, in {len(tries)} tries {way}; in FP32 the same step is taken", tries[-1].site)
 
 
 @check(
-    "AMP205", "scale-bounds",
+    "AMP205",
+    "scale-bounds",
     expected="the scale stays finite and positive, between 2^-24 and 2^127",
     fix="cap the growth, put a floor under the backoff, and never set a scale that is zero or not finite",
     follows=("AMP204", "AMP310", "AMP102", "AMP206"),
-)  # fmt: skip
+)
 def scale_bounds(evidence: Evidence) -> Iterator[Result]:
     """The scale stays a usable number.
 
@@ -228,16 +268,17 @@ def scale_bounds(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP206", "scaler-arguments",
+    "AMP206",
+    "scaler-arguments",
     expected="growth_factor > 1, 0 < backoff_factor < 1, growth_interval >= 1, init_scale finite and > 0",
     fix="correct the argument; torch accepts bad ones silently",
-)  # fmt: skip
+)
 def scaler_arguments(evidence: Evidence) -> Iterator[Result]:
     """The scaler's arguments make sense.
 
     Source: PyTorch docs, `torch.amp.GradScaler`; its constructor tests only growth_factor > 1 and backoff_factor < 1.
     """
-    limits = {
+    limits: dict[str, Callable[[float], bool]] = {
         "init_scale": lambda v: math.isfinite(v) and v > 0,
         "growth_factor": lambda v: math.isfinite(v) and v > 1,
         "backoff_factor": lambda v: 0 < v < 1,
@@ -258,10 +299,11 @@ def scaler_arguments(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP207", "scaler-present",
+    "AMP207",
+    "scaler-present",
     expected="float16 autocast trains with an enabled loss scaler, or with a scale that is kept by hand",
     fix="make a GradScaler for the device that is trained on, enabled, and scale the loss with it; or train in bfloat16",
-)  # fmt: skip
+)
 def scaler_present(evidence: Evidence) -> Iterator[Result]:
     """float16 gradients are protected from underflow.
 
@@ -287,8 +329,9 @@ def scaler_present(evidence: Evidence) -> Iterator[Result]:
     if disabled is not None:
         why = (
             f"{disabled.kind} for {disabled.device or 'another device'} has disabled itself: there is no such device here"
-            if disabled.asked_enabled else f"{disabled.kind} is disabled"
-        )  # fmt: skip
+            if disabled.asked_enabled
+            else f"{disabled.kind} is disabled"
+        )
         yield Fault(f"the step trains in float16 on {evidence.device}, and {why}", disabled.site)
         return
     what = "the scaler that was made is not used" if trace.scalers else "there is no loss scaler"
@@ -296,11 +339,12 @@ def scaler_present(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP208", "scaler-model",
+    "AMP208",
+    "scaler-model",
     expected="the scaler does what the reference model of a loss scaler does",
     fix="compare with the script; ampcheck.scaler_contract tests the class by itself",
     follows=("AMP111",),
-)  # fmt: skip
+)
 def scaler_model(evidence: Evidence) -> Iterator[Result]:
     """A copy of the contract's own scaler agrees with the reference model of a loss scaler.
 
@@ -317,11 +361,13 @@ def scaler_model(evidence: Evidence) -> Iterator[Result]:
 
 
 @check(
-    "AMP209", "scaler-needless", level="warning",
+    "AMP209",
+    "scaler-needless",
+    level="warning",
     expected="a loss scaler is kept only where gradients are float16",
     fix="make the scaler with enabled=(dtype is torch.float16)",
     follows=("AMP111",),
-)  # fmt: skip
+)
 def scaler_needless(evidence: Evidence) -> Iterator[Result]:
     """A scaler in a bfloat16 run does nothing useful: bfloat16 has the range of float32. It costs checks, and may skip steps.
 
@@ -362,7 +408,9 @@ def _step_site(trace: Trace, index: int, optimizer: int) -> Location | None:
     """The last line that handled the planted optimizer in its window: the step, else unscale_, else the backward."""
     call = trace.events[index].call if index < len(trace.events) else -1
     for kind in ("scaler_step", "unscale", "backward"):
-        events: list[Event] = [e for e in trace.of(kind, call=call) if e.index >= index and (kind == "backward" or e.optimizer == optimizer)]
+        events: list[Event] = [
+            e for e in trace.of(kind, call=call) if e.index >= index and (kind == "backward" or e.optimizer == optimizer)
+        ]
         if events:
             return events[-1].site
     return _site_after(trace, index)

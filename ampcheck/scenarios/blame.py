@@ -26,7 +26,7 @@ class _Watch(TorchDispatchMode):
     """Notes the user's line of every op that reads or writes a watched storage, and of every op in a backward hook."""
 
     def __init__(self, probe: WriteProbe) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.probe = probe
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -117,7 +117,8 @@ class Together(Stage):
         return step()
 
     def after_call(self, built: Built, call: int) -> bool:
-        return any([stage.after_call(built, call) for stage in self.stages])
+        stop = [stage.after_call(built, call) for stage in self.stages]  # all of them are told
+        return any(stop)
 
     def finished(self, built: Built) -> None:
         for stage in self.stages:
@@ -203,7 +204,9 @@ def drive(
         if built is not None:
             stage.finished(built)
             _name_parameters(run, recorder, built)
-    recorder.trace.warnings = [f"{w.category.__name__}: {str(w.message).splitlines()[0]}" for w in provoked if str(w.message)][:50]
+    recorder.trace.warnings = [f"{w.category.__name__}: {str(w.message).splitlines()[0]}" for w in provoked if str(w.message)][
+        :50
+    ]
     recorder.finish()
     built = training = None  # type: ignore[assignment]  # nothing of the contract outlives the run
     run.seconds = time.perf_counter() - started
@@ -218,7 +221,9 @@ def _adopt(built: Built) -> None:
     if not any(isinstance(v, torch.amp.GradScaler) for v in getattr(scaler, "__dict__", {}).values()):
         for method in ("scale", "step"):
             if not callable(getattr(scaler, method, None)):
-                raise ContractError(f"Training(scaler=...) must have scale() and step(); {type(scaler).__name__} has no {method}()")
+                raise ContractError(
+                    f"Training(scaler=...) must have scale() and step(); {type(scaler).__name__} has no {method}()"
+                )
         built.recorder.scaler_watch.watch_custom(scaler)
 
 
@@ -284,7 +289,9 @@ def time_limit(seconds: float | None, name: str) -> Iterator[None]:
         return
 
     def alarm(signum: int, frame: object) -> None:
-        raise ScenarioTimeout(f"{name}: one scenario took longer than {seconds:g} s (ampcheck_timeout, or timeout= of the contract)")
+        raise ScenarioTimeout(
+            f"{name}: one scenario took longer than {seconds:g} s (ampcheck_timeout, or timeout= of the contract)"
+        )
 
     remaining, interval = signal.getitimer(signal.ITIMER_REAL)
     if remaining and remaining < seconds:  # the outer limit strikes first
@@ -305,5 +312,3 @@ def time_limit(seconds: float | None, name: str) -> Iterator[None]:
 def release() -> None:
     """Collect what a run left in reference cycles, so that two builds are not in memory at once."""
     gc.collect()
-
-

@@ -144,7 +144,10 @@ def exactness(spec: Spec, calls: int, has_scaler: bool) -> Exactness:
     reference, points, forced = _run(spec, "reference", reference_policy(), calls)
     result = Exactness("exact", reference=reference)
     if reference.trace.raised is not None:
-        result.status, result.reason = "not-run", f"no FP32 reference: with autocast at float32 the step raises {reference.trace.raised}"
+        result.status, result.reason = (
+            "not-run",
+            f"no FP32 reference: with autocast at float32 the step raises {reference.trace.raised}",
+        )
         return result
     if not has_scaler:
         _repeat(spec, calls, result, reference, points)
@@ -191,7 +194,9 @@ def first_difference(scenario: str, a: Run, points: Sequence[Point], b: Run, oth
             kind = "gradient" if p.gradient != q.gradient else "update"
             return Divergence(kind, scenario, p.call, p.optimizer, _scale_at(b, q.call), step_event=step, run=b)
     if raised is not None:
-        return Divergence("raised", scenario, raised.call, None, _scale_at(b, raised.call), site=raised.site, message=str(raised), run=b)
+        return Divergence(
+            "raised", scenario, raised.call, None, _scale_at(b, raised.call), site=raised.site, message=str(raised), run=b
+        )
     return _returned(scenario, a, b, calls)
 
 
@@ -215,7 +220,9 @@ def _returned(scenario: str, a: Run, b: Run, calls: int) -> Divergence | None:
             if _is_power_of_two(other / value):
                 values[path] = (value, other)
         if values:
-            return Divergence("returned", scenario, call, scale=_scale_at(b, call), values=values, site=_reading_site(b, call), run=b)
+            return Divergence(
+                "returned", scenario, call, scale=_scale_at(b, call), values=values, site=_reading_site(b, call), run=b
+            )
     return None
 
 
@@ -257,7 +264,10 @@ def _settle(spec: Spec, result: Exactness, reference: Run, points: Sequence[Poin
     if result.reproducible is None:
         _repeat(spec, calls, result, reference, points)
     if not result.reproducible and result.spread == float("inf"):
-        result.status, result.reason = "inconclusive", "the FP32 step does not repeat: two builds with the same seeds do different things"
+        result.status, result.reason = (
+            "inconclusive",
+            "the FP32 step does not repeat: two builds with the same seeds do different things",
+        )
         return
     # Is it only a 16-bit tensor that the code makes itself, whatever autocast says? Then the widened world is exact.
     wide, wide_points, _ = _run(spec, "widened", reference_policy(True), calls)
@@ -306,5 +316,7 @@ def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Dive
             result.status = "inconclusive"
             result.reason = f"a difference of {effect:.0e} between loss scales does not stand out from the step's own spread of {result.spread:.0e}"
             return
-        found.site, found.writer = blame(spec, scaled_policy(found.scenario, widen), calls, ordinal, found.differences, found.scale)
+        found.site, found.writer = blame(
+            spec, scaled_policy(found.scenario, widen), calls, ordinal, found.differences, found.scale
+        )
     result.status, result.divergence = "diverged", found

@@ -141,7 +141,11 @@ class PlantProbe(Probe):
 
     def _plant(self, recorder: Recorder, index: int, event: Event) -> None:
         grads = [p.grad for p in recorder.parameters(index) if p.grad is not None]
-        values = [v for v in (g._values() if g.layout is torch.sparse_coo else g for g in grads) if v.numel() and v.is_floating_point()]
+        values = [
+            v
+            for v in (g._values() if g.layout is torch.sparse_coo else g for g in grads)
+            if v.numel() and v.is_floating_point()
+        ]
         if not values:
             return
         known = self.planted.get(index)
@@ -152,7 +156,9 @@ class PlantProbe(Probe):
         if known is None:
             self._before[index] = self._snapshot(recorder, index)
             scaler = self.drivers[index]
-            self.planted[index] = Planted(index, scaler, event.index, recorder.call, recorder.current_scale(recorder.scalers[scaler]))
+            self.planted[index] = Planted(
+                index, scaler, event.index, recorder.call, recorder.current_scale(recorder.scalers[scaler])
+            )
         with torch.no_grad():
             target = values[0]
             local_target = target.to_local() if hasattr(target, "to_local") else target
@@ -227,8 +233,13 @@ class PlantProbe(Probe):
         self._last = now
 
     def _parameters(self, recorder: Recorder) -> dict[str, torch.Tensor]:
-        return {f"{i}.{j}": p.detach().to("cpu", copy=True) for i in self.drivers if i < len(recorder.optimizers)
-                for j, p in enumerate(recorder.parameters(i)) if p.is_floating_point()}  # fmt: skip
+        return {
+            f"{i}.{j}": p.detach().to("cpu", copy=True)
+            for i in self.drivers
+            if i < len(recorder.optimizers)
+            for j, p in enumerate(recorder.parameters(i))
+            if p.is_floating_point()
+        }
 
     def _followers(self, recorder: Recorder, reached: Reached) -> dict[str, torch.Tensor]:
         """Copies of the reachable tensors that are shaped like a parameter and are none, nor optimizer state."""
@@ -263,7 +274,9 @@ def _interpolates(old: torch.Tensor, new: torch.Tensor, parameters: dict[str, to
         if length == 0.0:
             continue
         share = float((step * way).sum()) / length
-        if 0.0 < share < 0.999999 and float((step - share * way).norm()) <= 1e-3 * float(step.norm()) + 1e-7 * float(p.double().norm()):
+        if 0.0 < share < 0.999999 and float((step - share * way).norm()) <= 1e-3 * float(step.norm()) + 1e-7 * float(
+            p.double().norm()
+        ):
             return True
     return False
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.findings import Location
 from ampcheck.policy import Policy
 from ampcheck.scenarios.drive import Built, Run, Stage
 from ampcheck.scenarios.natural import groups
@@ -82,16 +83,17 @@ def state_of(built: Built, used_only: bool) -> State:
 def _scalers(recorder: Recorder, used_only: bool) -> list[Any]:
     """The enabled scalers, in the order of their last use; those that were replaced and are not used any more come away."""
     used = {e.scaler for e in recorder.trace.of("scale") if e.call >= max(recorder.call, 0)}
-    return [
-        s for i, s in enumerate(recorder.scalers) if recorder.trace.scalers[i].enabled and (not used_only or i in used)
-    ]
+    return [s for i, s in enumerate(recorder.scalers) if recorder.trace.scalers[i].enabled and (not used_only or i in used)]
 
 
 class _GoOn(Stage):
     """Stops before call number two, plants, saves, and goes on."""
 
     def __init__(self, probe: FirstGradients) -> None:
-        self.probe, self.saved, self.at_stop, self.went_on = probe, None, None, None
+        self.probe = probe
+        self.saved: Any = None
+        self.at_stop: State | None = None
+        self.went_on: State | None = None
 
     def before_call(self, built: Built, call: int) -> None:
         if call != CALLS_BEFORE:
@@ -115,13 +117,15 @@ class _Resumed(Stage):
     """Loads what was saved into a fresh build, and goes on."""
 
     def __init__(self, saved: Any) -> None:
-        self.saved, self.loaded, self.continued, self.made = saved, None, None, None
+        self.saved = saved
+        self.loaded: State | None = None
+        self.continued: State | None = None
+        self.made: Location | None = None
 
     def built(self, built: Built) -> None:
         assert built.training.load_state_dict is not None
         built.training.load_state_dict(copy.deepcopy(self.saved))
         self.loaded = state_of(built, False)
-        self.known = len(built.recorder.scalers)
 
     def after_call(self, built: Built, call: int) -> bool:
         self.continued = state_of(built, True)

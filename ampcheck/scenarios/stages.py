@@ -49,7 +49,9 @@ class StageProbe(Probe):
 
     def unscale(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         if self.active and event.optimizer is not None:
-            self.sink("before unscale_" if entering else "after unscale_", event.optimizer, self._gradients(recorder, event.optimizer))
+            self.sink(
+                "before unscale_" if entering else "after unscale_", event.optimizer, self._gradients(recorder, event.optimizer)
+            )
 
     def scaler_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         if self.active and entering and event.optimizer is not None:

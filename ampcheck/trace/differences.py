@@ -33,7 +33,9 @@ class Difference:
         if not math.isfinite(self.relative) or not math.isfinite(self.ratio):
             return False
         residual = math.sqrt(max(0.0, self.relative**2 - (self.ratio - 1.0) ** 2))
-        return abs(self.ratio - factor) <= _CLOSE * abs(factor) and residual <= max(_CLOSE * abs(factor), 2e-7 * abs(self.ratio - 1.0))
+        return abs(self.ratio - factor) <= _CLOSE * abs(factor) and residual <= max(
+            _CLOSE * abs(factor), 2e-7 * abs(self.ratio - 1.0)
+        )
 
 
 def common_factor(differences: Sequence[Difference], candidates: Iterable[float] = ()) -> float | None:
@@ -59,7 +61,7 @@ def wrong_phase(stages: dict[str, list[Difference]], scale: float) -> str:
         "backward" (it was never the reference's times the scale), "scaled" (between backward and `unscale_`), "unscale"
         (in the scaler's division), or "unscaled" (after it).
     """
-    if stages.get("backward") and common_factor(stages["backward"], [scale]) not in (scale,):
+    if stages.get("backward") and common_factor(stages["backward"], [scale]) != scale:
         return "backward"
     before = stages.get("before unscale_") or stages.get("scaler.step")
     if before and common_factor(before, [scale]) != scale:

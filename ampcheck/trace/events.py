@@ -116,7 +116,9 @@ class Trace:
     autocast: dict[str, set[str]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
-    def of(self, *kinds: str, call: int | None = None, scaler: int | None = None, optimizer: int | None = None) -> Iterator[Event]:
+    def of(
+        self, *kinds: str, call: int | None = None, scaler: int | None = None, optimizer: int | None = None
+    ) -> Iterator[Event]:
         """Events of these kinds, of one call, scaler or optimizer where asked."""
         for event in self.events:
             if kinds and event.kind not in kinds:

@@ -18,7 +18,9 @@ HAND_SCALE = 8.0
 _PASS_THROUGH = ("ToCopyBackward0", "AliasBackward0", "CloneBackward0", "ViewBackward0", "SqueezeBackward0", "SelectBackward0")
 
 
-def inspect(roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None], scaled: Mapping[int, tuple[Any, int, float]]) -> dict[str, Any]:
+def inspect(
+    roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor | None], scaled: Mapping[int, tuple[Any, int, float]]
+) -> dict[str, Any]:
     """Read the graph of a backward.
 
     Args:

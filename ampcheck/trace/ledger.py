@@ -83,7 +83,10 @@ class Ledger:
 
     def before_backward(self) -> bool:
         """Autograd is about to run: notice what was cleared or replaced since; returns whether anything was."""
-        return any([self._look(self._entries[key], p) for key, p in self._parameters.items()])
+        cleared = False
+        for key, p in self._parameters.items():
+            cleared |= self._look(self._entries[key], p)
+        return cleared
 
     def _look(self, entry: Entry, p: torch.Tensor) -> bool:
         grad = p.grad

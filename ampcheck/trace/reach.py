@@ -35,7 +35,9 @@ class Reached:
     def names(self) -> dict[int, str]:
         """Parameter id -> name in the outermost module that holds it, with the module's path where there are several."""
         found: dict[int, str] = {}
-        roots = [(path, m) for path, m in self.modules.items() if not any(path.startswith(f"{other}.") for other in self.modules)]
+        roots = [
+            (path, m) for path, m in self.modules.items() if not any(path.startswith(f"{other}.") for other in self.modules)
+        ]
         for path, module in roots:
             prefix = f"{path.rpartition('.')[2]}." if len(roots) > 1 else ""
             for name, p in module.named_parameters(remove_duplicate=False):
@@ -81,7 +83,13 @@ def _walk(o: Any, path: str, found: Reached, seen: set[int], depth: int) -> None
             _attributes(module, path, found, seen, depth, skip=("_parameters", "_buffers", "_modules"))
     elif isinstance(o, dict | types.MappingProxyType):
         for key, value in list(o.items())[:_WIDTH]:
-            _walk(value, f"{path}.{key}" if isinstance(key, (str, int)) else f"{path}.{type(key).__name__}", found, seen, depth + 1)
+            _walk(
+                value,
+                f"{path}.{key}" if isinstance(key, (str, int)) else f"{path}.{type(key).__name__}",
+                found,
+                seen,
+                depth + 1,
+            )
     elif isinstance(o, (list, tuple, set, frozenset, collections.deque)):
         for i, value in enumerate(list(o)[:_WIDTH]):
             _walk(value, f"{path}[{i}]", found, seen, depth + 1)

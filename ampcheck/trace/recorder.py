@@ -204,7 +204,7 @@ class Recorder:
     # -- autocast ---------------------------------------------------------------------------------------------------
 
     def _patch_autocast(self) -> None:
-        cls = torch.amp.autocast_mode.autocast
+        cls: Any = torch.amp.autocast_mode.autocast
         enter = cls.__enter__
 
         def entered(region: Any) -> Any:
@@ -272,9 +272,13 @@ class Recorder:
         if index in self._stepping:
             return
         event = next(
-            (self.trace.events[i] for i in reversed(self.open) if self.trace.events[i].kind == "optimizer_step"
-             and self.trace.events[i].optimizer == index), None,
-        )  # fmt: skip
+            (
+                self.trace.events[i]
+                for i in reversed(self.open)
+                if self.trace.events[i].kind == "optimizer_step" and self.trace.events[i].optimizer == index
+            ),
+            None,
+        )
         if event is None:
             return
         self.open.remove(event.index)

@@ -28,7 +28,8 @@ class ScalerWatch:
         for name, method in SCALER_METHODS.items():
             if name in vars(cls) and getattr(vars(cls)[name], "__ampcheck__", None) is not self:
                 self.recorder.patches.set(cls, name, self._wrapped(vars(cls)[name], method))
-        for subclass in list(cls.__subclasses__()):
+        subclasses: list[type] = cls.__subclasses__()
+        for subclass in subclasses:
             self.patch_class(subclass)
 
     def _wrapped(self, original: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +82,9 @@ class ScalerWatch:
         original(*args, **kwargs)
         index = self.recorder.scaler_index(scaler)
         info = self.recorder.trace.scalers[index]
-        named = dict(zip(("device", "init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled"), args, strict=False))
+        named = dict(
+            zip(("device", "init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled"), args, strict=False)
+        )
         info.asked_enabled = bool({**named, **kwargs}.get("enabled", True))
         info.site = user_site(2)
         self.recorder.emit("scaler_made", scaler=index, site=info.site)
@@ -101,7 +104,11 @@ class ScalerWatch:
         index, optimizer = self.recorder.scaler_index(scaler), args[0] if args else kwargs.get("optimizer")
         inside = bool(self.recorder.open) and self.recorder.trace.events[self.recorder.open[-1]].kind == "scaler_step"
         with self.recorder.around(
-            "unscale", scaler=index, optimizer=self.recorder.optimizer_index(optimizer), implicit=inside, enabled=_enabled(scaler)
+            "unscale",
+            scaler=index,
+            optimizer=self.recorder.optimizer_index(optimizer),
+            implicit=inside,
+            enabled=_enabled(scaler),
         ) as event:
             for probe in self.recorder.probes:
                 probe.unscale(self.recorder, event, optimizer, True)
@@ -115,8 +122,12 @@ class ScalerWatch:
         index, optimizer = self.recorder.scaler_index(scaler), args[0] if args else kwargs.get("optimizer")
         which = self.recorder.optimizer_index(optimizer)
         before = len(self.recorder.trace.events)
-        with self.recorder.around("scaler_step", scaler=index, optimizer=which, enabled=_enabled(scaler), **_extra(args[1:], kwargs)) as event:
-            event.data.update(self.recorder.ledger.at_step(self.recorder.parameters(which), which, self.recorder.engine_depth > 0))
+        with self.recorder.around(
+            "scaler_step", scaler=index, optimizer=which, enabled=_enabled(scaler), **_extra(args[1:], kwargs)
+        ) as event:
+            event.data.update(
+                self.recorder.ledger.at_step(self.recorder.parameters(which), which, self.recorder.engine_depth > 0)
+            )
             scale_before = self.current_scale(scaler)
             for probe in self.recorder.probes:
                 probe.scaler_step(self.recorder, event, optimizer, True)
@@ -136,7 +147,12 @@ class ScalerWatch:
     def _update(self, scaler: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         index = self.recorder.scaler_index(scaler)
         new = args[0] if args else kwargs.get("new_scale")
-        facts = {"before": self.current_scale(scaler), "new_scale": _number(new), "found_inf": _found_inf(scaler), **_growth_rule(scaler)}
+        facts = {
+            "before": self.current_scale(scaler),
+            "new_scale": _number(new),
+            "found_inf": _found_inf(scaler),
+            **_growth_rule(scaler),
+        }
         with self.recorder.around("update", scaler=index, enabled=_enabled(scaler), **facts) as event:
             result = original(*args, **kwargs)
         event.data["after"] = self.current_scale(scaler)
@@ -250,5 +266,10 @@ def describe(scaler: Any, custom: bool) -> ScalerInfo:
         if hasattr(scaler, name)
     }
     return ScalerInfo(
-        type(scaler).__name__, _enabled(scaler), custom, device=str(getattr(scaler, "_device", "")), arguments=arguments, site=user_site(3)
+        type(scaler).__name__,
+        _enabled(scaler),
+        custom,
+        device=str(getattr(scaler, "_device", "")),
+        arguments=arguments,
+        site=user_site(3),
     )

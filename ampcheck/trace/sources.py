@@ -19,7 +19,7 @@ _STDLIB = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")}
 @functools.lru_cache(maxsize=4096)
 def _rank(filename: str) -> int:
     """0: user code, 1: an installed package, 2: never the user's (torch, ampcheck, the standard library, no file)."""
-    if filename.startswith("<") or filename.startswith(_OWN):
+    if filename.startswith(("<", _OWN)):
         return 2
     parts = Path(filename).parts
     if "site-packages" in parts or "dist-packages" in parts:
@@ -66,7 +66,8 @@ def is_own(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN) and "reference" not in trace.tb_frame.f_code.co_filename
+    filename = "" if trace is None else trace.tb_frame.f_code.co_filename
+    return filename.startswith(_OWN) and not filename.endswith("reference.py")
 
 
 def of_callable(function: object) -> Location | None:
@@ -74,7 +75,7 @@ def of_callable(function: object) -> Location | None:
     for _ in range(32):  # a cycle of wrappers would have no end
         inner = function.func if isinstance(function, functools.partial) else getattr(function, "__func__", None)
         function = inner or getattr(function, "__wrapped__", function)
-    code = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
+    code = getattr(function, "__code__", None) or getattr(type(function).__dict__.get("__call__"), "__code__", None)
     if not isinstance(code, types.CodeType) or _rank(code.co_filename) == 2:
         return None
     return _location(code, code.co_firstlineno)
