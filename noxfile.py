@@ -79,7 +79,7 @@ def ampcheck(session: nox.Session) -> None:
 @nox.session
 def build(session: nox.Session) -> None:
     """The wheel, installed in an empty environment: import, entry point, type marker, data, the reference contracts."""
-    here = Path(session.create_tmp())
+    here = Path(session.create_tmp()).resolve()
     shutil.rmtree(here, ignore_errors=True)
     python(session, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(here / "dist"), ".")
     (wheel,) = (here / "dist").glob("ampcheck-*.whl")
