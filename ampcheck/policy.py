@@ -95,8 +95,21 @@ def world(policy: Policy) -> Iterator[None]:
             _force_scalers(patches, policy)
         reseed(policy.seed)
         if policy.widen:
-            stack.enter_context(_Widen())
+            _widen(stack, patches)
         yield
+
+
+def _widen(stack: contextlib.ExitStack, patches: PatchSet) -> None:
+    """Answer requests for 16-bit dtypes with float32, in backward too: a function mode is off while `Tensor.backward` runs."""
+    autograd: Any = torch.autograd
+    run = autograd._engine_run_backward
+
+    def widened(*args: Any, **kwargs: Any) -> Any:
+        with _Widen():
+            return run(*args, **kwargs)
+
+    patches.set(autograd, "_engine_run_backward", widened)
+    stack.enter_context(_Widen())
 
 
 @contextlib.contextmanager
@@ -122,7 +135,7 @@ def policy(autocast: AutocastChoice = "float32", *, scale: float | None = None, 
         if scale is not None:
             _force_scalers(patches, Policy(scale=scale))
         if widen:
-            stack.enter_context(_Widen())
+            _widen(stack, patches)
         yield
 
 

@@ -81,7 +81,6 @@ def backoff(evidence: Evidence) -> Iterator[Result]:
     for planted in overflow.planted if overflow is not None else ():
         assert overflow is not None
         trace = overflow.run.trace
-        after = [e for e in trace.of("update", scaler=planted.scaler) if e.index > planted.event and e.get("new_scale") is None]
         info = trace.scalers[planted.scaler]
         if planted.sanitized:
             yield Fault(
@@ -92,14 +91,12 @@ def backoff(evidence: Evidence) -> Iterator[Result]:
             return
         if info.custom:
             continue
-        if not after or after[0].call > planted.call:
-            if trace.calls > planted.call + 1 or trace.raised is None:
-                yield Fault(
-                    f"no update() after the overflow in call {planted.call + 1}: the scale stays at {planted.scale:g}",
-                    _step_site(trace, planted.event, planted.optimizer),
-                )
-                return
-            continue
+        if planted.abandoned:
+            yield Fault(
+                f"no update() after the overflow in call {planted.call + 1}: the scale stays at {planted.scale:g}",
+                _step_site(trace, planted.event, planted.optimizer),
+            )
+            return
     for _, trace in _all(evidence):
         for event in trace.of("update"):
             if event.get("found_inf") and "backoff" in event.data and event.get("new_scale") is None:
@@ -192,8 +189,11 @@ def recovers(evidence: Evidence) -> Iterator[Result]:
             )
             return
         for planted in overflow.planted:
-            later = [e for e in trace.of("scaler_step", optimizer=planted.optimizer) if e.call > planted.call]
-            if len(later) >= 2 and not any(e.get("took") for e in later) and raised is None:
+            since = max(planted.call, planted.ended)
+            later = [e for e in trace.of("scaler_step", optimizer=planted.optimizer) if e.call > since]
+            # a loop that skips there by itself, as it is written, is not kept from recovering by the planted overflow
+            trains = any(e.call > since for e in natural.steps if e.optimizer == planted.optimizer)
+            if trains and len(later) >= 2 and not any(e.get("took") for e in later) and raised is None:
                 yield Fault(
                     f"after one overflow in call {planted.call + 1} no later step is taken, in {len(later)} tries",
                     later[0].site,

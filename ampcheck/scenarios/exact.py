@@ -32,6 +32,8 @@ GROWING_FROM = 2.0**10
 GROWTH_INTERVAL = 2
 #: Differences up to here are rounding in FP32 (a clip's 1e-6 epsilon, logcumsumexp); true ones begin at 4e-2.
 NEGLIGIBLE = 2.0**-20
+#: A repeat-to-repeat spread up to here leaves a fault visible, whose effect is at least ten times as large.
+HIDES_NOTHING = 2.0**-8
 
 
 @dataclass(frozen=True)
@@ -309,7 +311,7 @@ def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Dive
         if effect <= NEGLIGIBLE and found.kind == "gradient":
             result.reason = f"equal up to {effect:.0e}, which is rounding in FP32"
             return
-        if effect <= 2.0 * result.spread:
+        if effect <= 2.0 * result.spread and result.spread <= HIDES_NOTHING:
             result.reason = f"equal within the step's own spread of {result.spread:.0e}"
             return
         if effect <= 16.0 * result.spread:

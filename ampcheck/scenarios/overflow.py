@@ -20,7 +20,7 @@ from ampcheck.trace.events import Event
 from ampcheck.trace.reach import Reached
 from ampcheck.trace.recorder import Probe, Recorder
 
-__all__ = ["Overflow", "Planted", "overflow"]
+__all__ = ["Overflow", "Planted", "interpolates", "overflow"]
 
 #: Calls after the one with the planted overflow in which the loop may recover.
 RECOVERY_CALLS = 3
@@ -37,7 +37,8 @@ class Planted:
         scale: the loss scale at that time.
         used: whether the scaler's `step` was reached with it.
         moved: which of "parameters", "optimizer state" changed although the gradient was not finite.
-        closed: index of the event that ended the window, or -1.
+        closed: index of the event that ended the window, or -1; `ended` is the call it was in.
+        abandoned: whether the next call began anew, without the gradient, although no update had ended the window.
         schedule: whether the learning rate moved in the skipped window as it does in every clean one.
         sanitized: whether the optimizer was stepped all the same, with gradients that somebody had made finite.
     """
@@ -50,6 +51,8 @@ class Planted:
     used: bool = False
     moved: list[str] = field(default_factory=list)
     closed: int = -1
+    ended: int = -1
+    abandoned: bool = False
     schedule: bool = False
     sanitized: bool = False
 
@@ -99,6 +102,10 @@ class PlantProbe(Probe):
         return not self._done and (self.single or self._windows > 0)
 
     def backward_starts(self, recorder: Recorder) -> None:
+        for index, planted in self.planted.items():
+            if planted.closed < 0 and planted.call < recorder.call and not self._holds(recorder, index):
+                planted.abandoned = True
+        self._end()
         self._judge(recorder)
         if self._boundary:
             self._boundary = False
@@ -179,22 +186,27 @@ class PlantProbe(Probe):
             self._windows += 1
         for planted in self.planted.values():
             if planted.scaler == event.scaler and planted.closed < 0:
-                planted.closed = event.index
-        if self.planted and all(p.closed >= 0 for p in self.planted.values()):
-            self._done = True
+                planted.closed, planted.ended = event.index, recorder.call
+        self._end()
         self._unscaled.clear()
 
     def call_done(self, recorder: Recorder, call: int) -> None:
         self._judge(recorder)
-        self._unscaled.clear()
-        if any(p.call == call for p in self.planted.values()):
-            self._done = True  # whatever the loop made of it: one window only
-            self._boundary = True
+
+    def _end(self) -> None:
+        """One window only: when every optimizer's is over, nothing is planted any more."""
+        if self.planted and all(p.closed >= 0 or p.abandoned for p in self.planted.values()):
+            self._done = self._boundary = True
+
+    def _holds(self, recorder: Recorder, index: int) -> bool:
+        """Whether the planted inf is still in a gradient."""
+        grads = [local(p.grad) for p in recorder.parameters(index) if p.grad is not None]
+        return any(g.is_floating_point() and not bool(g.isfinite().all()) for g in grads)
 
     def _judge(self, recorder: Recorder) -> None:
         """The window is over (the next backward begins, or the call has ended): did anything move?"""
         for index, planted in self.planted.items():
-            if index in self._before and (planted.closed >= 0 or self._done or planted.call < recorder.call):
+            if index in self._before and (planted.closed >= 0 or planted.abandoned):
                 self._compare(recorder, index, planted)
 
     def _compare(self, recorder: Recorder, index: int, planted: Planted) -> None:
@@ -228,7 +240,7 @@ class PlantProbe(Probe):
         now = (self._parameters(recorder), self._followers(recorder, self.built.reach()))
         if self._last is not None:
             old, (parameters, new) = self._last[1], now
-            moved = {path for path in new if path in old and _interpolates(old[path], new[path], parameters)}
+            moved = {path for path in new if path in old and interpolates(old[path], new[path], parameters)}
             self._followed[ended == self._at] = moved
         self._last = now
 
@@ -261,7 +273,7 @@ class PlantProbe(Probe):
             planted.schedule = at is not None and at < len(changed) and changed[at] and bool(clean) and all(clean)
 
 
-def _interpolates(old: torch.Tensor, new: torch.Tensor, parameters: dict[str, torch.Tensor]) -> bool:
+def interpolates(old: torch.Tensor, new: torch.Tensor, parameters: dict[str, torch.Tensor]) -> bool:
     """Whether `new` is `old + a (p - old)` for one of the parameters and 0 < a < 1."""
     if old.shape != new.shape or torch.equal(old, new):
         return False
@@ -289,8 +301,8 @@ class _Keep(Stage):
         self.probe.built = built
 
     def after_call(self, built: Built, call: int) -> bool:
-        planted = [p.call for p in self.probe.planted.values()]
-        return bool(planted) and call >= max(planted) + RECOVERY_CALLS
+        ended = [p.ended for p in self.probe.planted.values()]
+        return bool(ended) and min(ended) >= 0 and call >= max(ended) + RECOVERY_CALLS
 
     def finished(self, built: Built) -> None:
         self.probe.finish(built.recorder)

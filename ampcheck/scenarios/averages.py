@@ -1,0 +1,112 @@
+"""Averaged copies of the weights (EMA, SWA): which reachable tensors follow which parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ampcheck.scenarios.drive import Built, Stage
+from ampcheck.scenarios.masters import owned
+from ampcheck.scenarios.overflow import interpolates
+from ampcheck.trace.digest import local
+from ampcheck.trace.precision import dtype_name
+from ampcheck.trace.reach import Reached
+
+__all__ = ["AverageStage", "Averages", "near"]
+
+#: A copy that is further from its parameter than this share of its norm is not looked at: averages trail their parameters.
+_NEAR = 0.5
+
+
+@dataclass
+class Averages:
+    """Tensors that may be, and those that were seen to be, averages of a parameter.
+
+    Args:
+        near: path -> (name of the nearest parameter of the shape, dtype), from the natural run.
+        followed: the paths among them that moved by interpolation, in a run that rounds nothing to 16 bits.
+        parameters: names of the trained parameters.
+    """
+
+    near: dict[str, tuple[str, str]] = field(default_factory=dict)
+    followed: set[str] = field(default_factory=set)
+    parameters: list[str] = field(default_factory=list)
+
+    def suspicious(self) -> bool:
+        """Whether one of them is in 16 bits, or they cover most parameters and not all: only then it is worth a run."""
+        covered = {name for name, _ in self.near.values()}
+        partial = len(self.parameters) / 2 <= len(covered) < len(self.parameters)
+        return partial or any(dtype in ("float16", "bfloat16") for _, dtype in self.near.values())
+
+
+def _trained(built: Built) -> dict[int, torch.Tensor]:
+    """Parameters that an optimizer moves."""
+    return {key: p for key, p in owned(built.recorder).items() if p.requires_grad and p.is_floating_point()}
+
+
+def _copies(reached: Reached, trained: dict[int, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors shaped like a trained parameter that are neither trained nor optimizer state nor part of a trained module."""
+    shapes = {tuple(p.shape) for p in trained.values()}
+    modules = [m for root in reached.modules.values() for m in root.modules()]
+    beside = {
+        id(t)
+        for m in modules
+        if any(id(p) in trained for p in m._parameters.values())
+        for t in [*m._parameters.values(), *m._buffers.values()]
+    }
+    held = tuple(f"{path}.state." for path in reached.optimizers)
+    return {
+        path: t
+        for path, t in reached.tensors.items()
+        if id(t) not in trained and id(t) not in beside and not path.startswith(held) and t.numel() > 1
+        and t.is_floating_point() and t.layout is torch.strided and tuple(t.shape) in shapes and t.grad_fn is None
+    }  # fmt: skip
+
+
+def near(built: Built) -> Averages:
+    """The reachable tensors that could be averages of the parameters, as the run stands."""
+    reached, trained = built.reach(), _trained(built)
+    names = reached.names()
+    found = Averages(parameters=[names.get(key, "a parameter") for key in trained])
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for key, p in trained.items():
+        by_shape.setdefault(tuple(p.shape), []).append(key)
+    for path, copy in _copies(reached, trained).items():
+        keys = by_shape[tuple(copy.shape)]
+        for at, key in enumerate(keys):
+            # an average that does not move in 16 bits still rounds to what the parameter was
+            p, c = local(trained[key]).float(), local(copy).float().to(trained[key].device)
+            if float((c - p).norm()) <= _NEAR * float(p.norm()):
+                found.near[path] = (names.get(key, "a parameter"), dtype_name(copy.dtype))
+                keys.append(keys.pop(at))  # the next copy is most likely of the next parameter
+                break
+    return found
+
+
+class AverageStage(Stage):
+    """Sees which of the tensors that `near` found move by interpolation between two calls."""
+
+    def __init__(self, averages: Averages) -> None:
+        self.averages = averages
+        self._last: dict[str, torch.Tensor] = {}
+
+    @property
+    def done(self) -> bool:
+        return self.averages.followed == set(self.averages.near)
+
+    def built(self, built: Built) -> None:
+        self._last = self._copy(built)
+
+    def after_call(self, built: Built, call: int) -> bool:
+        now = self._copy(built)
+        parameters = {str(i): local(p).detach().to("cpu", copy=True) for i, p in enumerate(_trained(built).values())}
+        for path, new in now.items():
+            if path in self._last and interpolates(self._last[path], new, parameters):
+                self.averages.followed.add(path)
+        self._last = now
+        return self.done
+
+    def _copy(self, built: Built) -> dict[str, torch.Tensor]:
+        tensors = built.reach().tensors
+        return {p: local(tensors[p]).to("cpu", copy=True) for p in self.averages.near if p in tensors}
