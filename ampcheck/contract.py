@@ -73,6 +73,7 @@ class Contract:
         bound = Contract(self.function.__get__(instance, owner), self.options)
         # Marks that stand above the decorator are on this object, not on the function.
         vars(bound).update({name: value for name, value in vars(self).items() if name == "pytestmark"})
+        vars(bound)["__self__"] = instance  # as a method has it; pytest 8.0 looks there for the instance of an item
         return bound
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -36,14 +37,13 @@ def refusal(values: Mapping[str, Any]) -> str | None:
 
 def _state(value: object) -> str | None:
     """What kind of training state this is, with its article; None if it is none."""
-    import torch
-
     kind = type(value)
-    if isinstance(value, torch.nn.Module):
+    torch = sys.modules.get("torch")  # while nobody has imported it, nothing can be one of its modules
+    if torch is not None and isinstance(value, torch.nn.Module):
         return f"a module ({kind.__name__})"
-    if isinstance(value, torch.nn.Parameter):
+    if torch is not None and isinstance(value, torch.nn.Parameter):
         return "a parameter"
-    if isinstance(value, torch.optim.Optimizer) or (hasattr(kind, "step") and hasattr(value, "param_groups")):
+    if hasattr(kind, "step") and hasattr(value, "param_groups"):
         return f"an optimizer ({kind.__name__})"
     if hasattr(kind, "step") and hasattr(kind, "get_last_lr"):
         return f"a learning-rate schedule ({kind.__name__})"

@@ -23,8 +23,9 @@ class Progress:
         self.clock = clock
         self.reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
         self.capture: Any = config.pluginmanager.get_plugin("capturemanager")
-        self.always = config.get_verbosity() > 0
-        self.never = self.reporter is None or config.get_verbosity() < 0 or not (self.always or self.reporter.isatty)
+        verbosity = config.getoption("verbose", 0)  # the option is the terminal plugin's, which may be switched off
+        self.always = verbosity > 0
+        self.never = self.reporter is None or verbosity < 0 or not (self.always or self.reporter.isatty)
 
     def of(self, contract: str, device: str) -> Callable[[str], None] | None:
         """A function that is told the scenario which starts; None where nobody looks."""

@@ -40,6 +40,8 @@ class Project:
         """Run pytest; xdist, randomly and timeout stay out unless `plugins`."""
         run = self.pytester.runpytest_subprocess if process else self.pytester.runpytest_inprocess
         without = () if plugins else ("-p", "no:xdist", "-p", "no:randomly", "-p", "no:timeout")
+        # Its plugin imports all of Hypothesis at the end of every process, which is most of the time that a run takes.
+        without = ("-p", "no:hypothesispytest", *without)
         return run("-p", "fake_runner", *without, *args)
 
     def judge(self, *args: str, **options: bool) -> pytest.RunResult:

@@ -138,8 +138,8 @@ class Session:
     def get_plugin(self, name):
         return {"terminalreporter": self.reporter}.get(name)
 
-    def get_verbosity(self):
-        return self.verbosity
+    def getoption(self, name, default):
+        return self.verbosity if name == "verbose" else default
 
 
 @pytest.mark.parametrize(
