@@ -82,7 +82,7 @@ def state_of(built: Built, used_only: bool) -> State:
 
 def _scalers(recorder: Recorder, used_only: bool) -> list[Any]:
     """The enabled scalers, in the order of their last use; those that were replaced and are not used any more come away."""
-    used = {e.scaler for e in recorder.trace.of("scale") if e.call >= max(recorder.call, 0)}
+    used = {e.scaler for e in recorder.trace.of("scale") if e.call >= recorder.call - 1}
     return [s for i, s in enumerate(recorder.scalers) if recorder.trace.scalers[i].enabled and (not used_only or i in used)]
 
 
