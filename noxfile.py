@@ -26,7 +26,7 @@ CONSTRAINTS = ROOT / "ci" / "constraints.txt"
 #: Two intra-op threads on a busy machine make small steps far slower than one.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 PARALLEL = ["-n", "auto"]
-REFERENCE = ["--ampcheck-reference", "--ampcheck-require=judged", "--strict-markers", "-W", "error"]
+REFERENCE = ["--ampcheck-reference", "--ampcheck-require=judged"]
 
 
 def install(session: nox.Session, *groups: str, torch: str | None = None) -> None:
