@@ -21,7 +21,7 @@ LAYERS = [
     {"_compat", "facts", "optimizer_formulas", "scaler_model"},
     {"scaler_capabilities"},
     {"scaler_session"},
-    {"scaler_measure", "scaler_referee", "scaler_source"},
+    {"scaler_measure", "scaler_referee", "scaler_source", "scaler_trial"},
     {"scaler_textbook", "scaler_probe"},
     {"trace"},
     {"policy"},
