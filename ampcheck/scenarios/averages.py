@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ampcheck.findings import Location
 from ampcheck.scenarios.drive import Built, Stage
 from ampcheck.scenarios.masters import owned
-from ampcheck.scenarios.overflow import interpolates
 from ampcheck.trace.digest import local
-from ampcheck.trace.precision import dtype_name
+from ampcheck.trace.precision import CastSites, dtype_name
 from ampcheck.trace.reach import Reached
 
-__all__ = ["AverageStage", "Averages", "near"]
+__all__ = ["AverageStage", "Averages", "interpolates", "near"]
 
 #: A copy that is further from its parameter than this share of its norm is not looked at: averages trail their parameters.
 _NEAR = 0.5
@@ -24,12 +24,13 @@ class Averages:
     """Tensors that may be, and those that were seen to be, averages of a parameter.
 
     Args:
-        near: path -> (name of the nearest parameter of the shape, dtype), from the natural run.
+        near: path -> (name of the nearest parameter of the shape, dtype), from the natural run; `sites`: where it got its dtype.
         followed: the paths among them that moved by interpolation, in a run that rounds nothing to 16 bits.
         parameters: names of the trained parameters.
     """
 
     near: dict[str, tuple[str, str]] = field(default_factory=dict)
+    sites: dict[str, Location | None] = field(default_factory=dict)
     followed: set[str] = field(default_factory=set)
     parameters: list[str] = field(default_factory=list)
 
@@ -64,7 +65,7 @@ def _copies(reached: Reached, trained: dict[int, torch.Tensor]) -> dict[str, tor
     }  # fmt: skip
 
 
-def near(built: Built) -> Averages:
+def near(built: Built, sites: CastSites) -> Averages:
     """The reachable tensors that could be averages of the parameters, as the run stands."""
     reached, trained = built.reach(), _trained(built)
     names = reached.names()
@@ -79,6 +80,7 @@ def near(built: Built) -> Averages:
             p, c = local(trained[key]).float(), local(copy).float().to(trained[key].device)
             if float((c - p).norm()) <= _NEAR * float(p.norm()):
                 found.near[path] = (names.get(key, "a parameter"), dtype_name(copy.dtype))
+                found.sites[path] = sites.of(copy)
                 keys.append(keys.pop(at))  # the next copy is most likely of the next parameter
                 break
     return found
@@ -110,3 +112,23 @@ class AverageStage(Stage):
     def _copy(self, built: Built) -> dict[str, torch.Tensor]:
         tensors = built.reach().tensors
         return {p: local(tensors[p]).to("cpu", copy=True) for p in self.averages.near if p in tensors}
+
+
+def interpolates(old: torch.Tensor, new: torch.Tensor, parameters: dict[str, torch.Tensor]) -> bool:
+    """Whether `new` is `old + a (p - old)` for one of the parameters and 0 < a < 1."""
+    if old.shape != new.shape or torch.equal(old, new):
+        return False
+    step = new.double() - old.double()
+    for p in parameters.values():
+        if p.shape != old.shape:
+            continue
+        way = p.double() - old.double()
+        length = float((way * way).sum())
+        if length == 0.0:
+            continue
+        share = float((step * way).sum()) / length
+        if 0.0 < share < 0.999999 and float((step - share * way).norm()) <= 1e-3 * float(step.norm()) + 1e-7 * float(
+            p.double().norm()
+        ):
+            return True
+    return False

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ampcheck.policy import Policy
+from ampcheck.scenarios.averages import interpolates
 from ampcheck.scenarios.drive import Built, Run, Stage
 from ampcheck.scenarios.natural import groups
 from ampcheck.scenarios.spec import Spec
@@ -20,7 +21,7 @@ from ampcheck.trace.events import Event
 from ampcheck.trace.reach import Reached
 from ampcheck.trace.recorder import Probe, Recorder
 
-__all__ = ["Overflow", "Planted", "interpolates", "overflow"]
+__all__ = ["Overflow", "Planted", "overflow"]
 
 #: Calls after the one with the planted overflow in which the loop may recover.
 RECOVERY_CALLS = 3
@@ -271,26 +272,6 @@ class PlantProbe(Probe):
             changed = [a.get(index) != b.get(index) for a, b in zip(marks, marks[1:], strict=False)]
             clean = [c for i, c in enumerate(changed) if i != at]
             planted.schedule = at is not None and at < len(changed) and changed[at] and bool(clean) and all(clean)
-
-
-def interpolates(old: torch.Tensor, new: torch.Tensor, parameters: dict[str, torch.Tensor]) -> bool:
-    """Whether `new` is `old + a (p - old)` for one of the parameters and 0 < a < 1."""
-    if old.shape != new.shape or torch.equal(old, new):
-        return False
-    step = new.double() - old.double()
-    for p in parameters.values():
-        if p.shape != old.shape:
-            continue
-        way = p.double() - old.double()
-        length = float((way * way).sum())
-        if length == 0.0:
-            continue
-        share = float((step * way).sum()) / length
-        if 0.0 < share < 0.999999 and float((step - share * way).norm()) <= 1e-3 * float(step.norm()) + 1e-7 * float(
-            p.double().norm()
-        ):
-            return True
-    return False
 
 
 class _Keep(Stage):

@@ -66,10 +66,10 @@ class FirstUpdate(Probe):
 
     def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         index = event.optimizer
-        if index not in self.chosen or index in self.calls:
+        if index is None or index not in self.chosen or index in self.calls:
             return
-        parameters = recorder.parameters(index)
-        now = {j: (_host(parameters[j]), self._state(optimizer, parameters[j])) for j in self.chosen[index] if j < len(parameters)}
+        chosen = [(j, p) for j, p in enumerate(recorder.parameters(index)) if j in self.chosen[index]]
+        now = {j: (_host(p), self._state(optimizer, p)) for j, p in chosen}
         if entering:
             self._before[index] = now
         elif event.get("took"):
@@ -82,8 +82,8 @@ class FirstUpdate(Probe):
     def _state(self, optimizer: Any, p: torch.Tensor) -> dict[str, torch.Tensor]:
         if not self.slots:
             return {}
-        slots = kept(optimizer, p).items()
-        return {str(k): _host(t) for k, t in slots if isinstance(t, torch.Tensor) and t.shape == p.shape and t.is_floating_point()}
+        slots = [(str(name), t) for name, t in kept(optimizer, p).items() if isinstance(t, torch.Tensor)]
+        return {name: _host(t) for name, t in slots if t.shape == p.shape and t.is_floating_point()}
 
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
@@ -147,7 +147,7 @@ def _unit(before: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
 def _errors(
     update: torch.Tensor, change: torch.Tensor, unit: torch.Tensor, slots: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 ) -> list[tuple[tuple[str, int], float]]:
-    """Squares of the FP32 update, of what the weights miss of it, and of what is missing with each buffer added or taken off."""
+    """Squares of the FP32 update, of what the weights miss of it, and of what is missing with each buffer added or taken."""
     found = [(("", 0), float(update.square().sum())), (("", 1), float((change - update).square().sum()))]
     for name, (before, after) in slots.items():
         if bool((after.float().abs() > 1.01 * unit).any()):
@@ -186,7 +186,7 @@ class OptimizerOps(TorchDispatchMode, Probe):
     """
 
     def __init__(self, vanishing: Mapping[int, set[float]], slots: list[tuple[int, int, str]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.vanishing, self.slots = vanishing, slots
         self.epsilons: list[Epsilon] = []
         self.made: dict[tuple[int, int, str], Location | None] = {}
@@ -219,14 +219,16 @@ class OptimizerOps(TorchDispatchMode, Probe):
 
     def _see(self, func: Any, inputs: list[Any], outputs: list[Any]) -> None:
         index, name = self._index, str(func)
-        low = [t for t in outputs if is_low(t)]
+        given = {id(t) for t in inputs if isinstance(t, torch.Tensor)}
+        returned = any(isinstance(t, torch.Tensor) for t in outputs)
+        low = [t for t in (outputs if returned else inputs) if is_low(t)]  # foreach ops in place return nothing
         if not low or index is None:
             return
         for t in low:
-            self._born.setdefault(_place(t), user_site(3))
-        used = {float(v) for v in inputs if isinstance(v, float)} | {
-            float(v) for v in inputs if isinstance(v, torch.Tensor) and v.dim() == 0 and v.is_floating_point() and not is_low(v)
-        }
+            if id(t) not in given:
+                self._born.setdefault(_place(t), user_site(3))
+        scalars = [t for t in inputs if isinstance(t, torch.Tensor) and t.dim() == 0 and t.is_floating_point() and not is_low(t)]
+        used = {v for v in inputs if isinstance(v, float)} | {float(t) for t in scalars}
         # a fused kernel computes in FP32 whatever it reads and writes
         for value in (used & self.vanishing.get(index, set())) if "fused" not in name else ():
             if vanishes(value, low[0].dtype):

@@ -33,15 +33,21 @@ class CastSites:
     """The lines that gave tensors their low precision, while the tensors live."""
 
     def __init__(self) -> None:
-        self._sites: dict[int, tuple[weakref.ref[torch.Tensor], Location | None]] = {}
+        self._sites: dict[int, tuple[weakref.ref[torch.Tensor], Location | None, bool]] = {}
 
-    def note(self, tensor: object, site: Location | None) -> None:
+    def note(self, tensor: object, site: Location | None, cast: bool) -> None:
         if isinstance(tensor, torch.Tensor) and is_low(tensor):
-            self._sites[id(tensor)] = (weakref.ref(tensor), site)
+            self._sites[id(tensor)] = (weakref.ref(tensor), site, cast)
 
     def of(self, tensor: torch.Tensor) -> Location | None:
+        """The line, where it is known."""
         known = self._sites.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
+
+    def was_cast(self, tensor: torch.Tensor) -> bool:
+        """Whether it had more bits before, and a call on a whole module took them."""
+        known = self._sites.get(id(tensor))
+        return known is not None and known[0]() is tensor and known[2]
 
 
 @contextlib.contextmanager
@@ -56,18 +62,21 @@ def watch_casts() -> Iterator[CastSites]:
 
     def registered(self: torch.nn.Module, name: str, parameter: Any) -> None:
         register(self, name, parameter)
-        sites.note(parameter, user_site(2))
+        sites.note(parameter, user_site(2), False)
 
     def buffered(self: torch.nn.Module, name: str, tensor: Any, *args: Any, **kwargs: Any) -> None:
         register_buffer(self, name, tensor, *args, **kwargs)
-        sites.note(tensor, user_site(2))
+        sites.note(tensor, user_site(2), False)
 
     def applied(self: torch.nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.nn.Module:
-        before = {id(t): t.dtype for t in _own(self)}
+        before = {name: (t, t.dtype) for name, t in _own(self)}
         result: torch.nn.Module = apply(self, function, *args, **kwargs)
-        for tensor in _own(self):
-            if is_low(tensor) and before.get(id(tensor)) != tensor.dtype:
-                sites.note(tensor, user_site(2))
+        for name, tensor in _own(self):
+            old, dtype = before.get(name, (tensor, None))
+            if dtype != tensor.dtype:
+                sites.note(tensor, user_site(2), True)
+            elif old is not tensor:  # it only moved to another device
+                sites.note(tensor, sites.of(old), sites.was_cast(old))
         return result
 
     with PatchSet() as patches:
@@ -77,6 +86,6 @@ def watch_casts() -> Iterator[CastSites]:
         yield sites
 
 
-def _own(module: torch.nn.Module) -> list[torch.Tensor]:
+def _own(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The module's parameters and buffers without its children's: `_apply` visits each of them."""
-    return [t for t in [*module._parameters.values(), *module._buffers.values()] if t is not None]
+    return [(name, t) for name, t in [*module._parameters.items(), *module._buffers.items()] if t is not None]
