@@ -27,10 +27,10 @@ _DECLARED = 0.05
 def state_dtype(evidence: Evidence) -> Iterator[Result]:
     """No slot of the optimizer's state has fewer bits than in the FP32 run.
 
-    A second moment in bfloat16 with a decay of 0.999 cannot follow its target, since each step changes it by less than half a unit in the last
-    place. The reference is the same contract with every request for a 16-bit dtype answered with float32. State that has 16 bits there too, and
-    state of a declared size, is as it is meant to be. Where the optimizer compensates for 16-bit weights (stochastic rounding, a
-    compensation buffer) this is a warning.
+    A second moment in bfloat16 with a decay of 0.999 cannot follow its target, since each step changes it by less than half
+    a unit in the last place. The reference is the same contract with every request for a 16-bit dtype answered with
+    float32. State that has 16 bits there too, and state of a declared size, is as it is meant to be. Where the optimizer
+    compensates for 16-bit weights (stochastic rounding, a compensation buffer) this is a warning.
 
     Source: the state that torch.optim's classes make for float32 parameters.
     """
@@ -44,7 +44,8 @@ def state_dtype(evidence: Evidence) -> Iterator[Result]:
         optimizer = found.natural.optimizers[index]
         held, wide = optimizer.parameters[j], _wide_dtype(found, index, j, slot)
         if wide is None:
-            yield Inconclusive(f"{slot} of {optimizer.kind} is {held.slots[slot].dtype}; there is nothing to compare it with: {found.reason}")
+            dtype = held.slots[slot].dtype
+            yield Inconclusive(f"{slot} of {optimizer.kind} is {dtype}; there is nothing to compare it with: {found.reason}")
         elif wide not in LOW:
             key = (index, slot, held.slots[slot].dtype)
             narrow.setdefault(key, []).append(held.name)
@@ -61,7 +62,8 @@ def state_dtype(evidence: Evidence) -> Iterator[Result]:
         slots = [f"{slot} ({dtype})" for i, slot, dtype in narrow if i == index]
         names = next(iter(narrow.values()))
         yield Fault(
-            f"{optimizer.kind} keeps {', '.join(slots)} of {len(names)} parameters ({listed(names)}); in the FP32 run it is float32",
+            f"{optimizer.kind} keeps {', '.join(slots)} of {len(names)} parameters ({listed(names)}); in the FP32 run these "
+            "are float32",
             next(iter(sites.values())),
             level=_level(found, index),
             evidence={"slots": {slot: dtype for i, slot, dtype in narrow if i == index}},
@@ -77,9 +79,10 @@ def state_dtype(evidence: Evidence) -> Iterator[Result]:
 def state_bytes(evidence: Evidence) -> Iterator[Result]:
     """The state takes the memory that it should, slot by slot.
 
-    torch's own optimizers are held to the formula of their class (AdamW: 8 bytes for each element of a trained parameter, and 4 for each step counter),
-    others to the FP32 run. With `Training(state_bytes_per_param=)` the sum over all optimizers, step counters aside, is held to that number of
-    bytes for each element of a trained parameter, within 5 % (block scales, small tensors left in FP32).
+    torch's own optimizers are held to the formula of their class (AdamW: 8 bytes for each element of a trained parameter,
+    and 4 for each step counter), others to the FP32 run. With `Training(state_bytes_per_param=)` the sum over all
+    optimizers, step counters aside, is held to that number of bytes for each element of a trained parameter, within 5 %
+    (block scales, small tensors left in FP32).
 
     Source: `torch/optim/*.py`, the state that each class makes.
     """
@@ -95,7 +98,7 @@ def state_bytes(evidence: Evidence) -> Iterator[Result]:
                 f"the state takes {_measured(found):.4g} bytes for each element of a trained parameter; "
                 f"{evidence.declared['state_bytes_per_param']:g} are declared",
                 first.site,
-            )  # fmt: skip
+            )
         return
     for index, optimizer in found.natural.optimizers.items():
         for j, held in enumerate(optimizer.parameters):
@@ -120,10 +123,11 @@ def state_bytes(evidence: Evidence) -> Iterator[Result]:
 def master_weights(evidence: Evidence) -> Iterator[Result]:
     """Small updates of 16-bit weights are not lost.
 
-    An update of less than half a unit in the last place leaves a 16-bit weight as it was: in bfloat16, anything below 0.2 to 0.4 % of the weight. So
-    trained 16-bit parameters need an FP32 master copy: any reachable tensor that rounds to the parameter, to the bit, after steps too. Instead of
-    it the optimizer may round stochastically or keep what rounding left over in a buffer; both are recognised by what they do to the first update,
-    against that of the FP32 run. A master that is trained while the model does not follow it is a fault too.
+    An update of less than half a unit in the last place leaves a 16-bit weight as it was: in bfloat16, anything below 0.2
+    to 0.4 % of the weight. So trained 16-bit parameters need an FP32 master copy: any reachable tensor that rounds to the
+    parameter, to the bit, after steps too. Instead of it the optimizer may round stochastically or keep what rounding left
+    over in a buffer; both are recognised by what they do to the first update, against that of the FP32 run. A master that
+    is trained while the model does not follow it is a fault too.
 
     Source: Micikevicius et al., "Mixed Precision Training" (2018), section 3.1.
     """
@@ -138,11 +142,11 @@ def master_weights(evidence: Evidence) -> Iterator[Result]:
         index, optimizer, low = entry
         dtypes = "/".join(sorted({p.dtype for p in low}))
         yield Fault(
-            f"{optimizer.kind} steps {len(low)} parameters in {dtypes} ({listed(p.name for p in low)}), and nothing keeps what rounding takes "
-            f"from them{lost_share(found, index)}",
+            f"{optimizer.kind} steps {len(low)} parameters in {dtypes} ({listed(p.name for p in low)}), and nothing keeps "
+            f"what rounding takes from them{lost_share(found, index)}",
             next((p.site for p in low if p.site is not None), None) or optimizer.site,
             evidence={} if index not in found.lost else {"share of updates lost": found.lost[index].share},
-        )  # fmt: skip
+        )
         return
     for name, master, site in found.natural.stale:
         first = next((o for o in found.natural.optimizers.values() if o.steps), None)
@@ -161,10 +165,10 @@ def master_weights(evidence: Evidence) -> Iterator[Result]:
     follows=("AMP111", "AMP307", "AMP403"),
 )  # fmt: skip
 def epsilon(evidence: Evidence) -> Iterator[Result]:
-    """eps keeps the denominator of an adaptive optimizer from being zero, so it must not be zero itself.
+    """The eps keeps the denominator of an adaptive optimizer from being zero, so it must not be zero itself.
 
-    The smallest positive float16 is 6e-8: the usual eps of 1e-8 is zero there. What counts is the dtype of the tensor that it is added to, as the
-    optimizer's ops are seen to run; state in 16 bits whose denominator is formed in FP32 passes.
+    The smallest positive float16 is 6e-8: the usual eps of 1e-8 is zero there. What counts is the dtype of the tensor that
+    it is added to, as the optimizer's ops are seen to run; state in 16 bits whose denominator is formed in FP32 passes.
 
     Source: IEEE 754 binary16; the defaults of torch.optim.
     """
@@ -190,9 +194,9 @@ def epsilon(evidence: Evidence) -> Iterator[Result]:
 def averaged_weights(evidence: Evidence) -> Iterator[Result]:
     """Averages of the weights (EMA, SWA) can take small steps, and none is left out.
 
-    With a decay of 0.999 a 16-bit average does not move at all: the increments are below half a unit in the last place. A copy counts as
-    an average where, in a run without 16-bit rounding, it moves towards its parameter by one and the same share for all elements. Parameters are missed
-    where most of a module is averaged and the rest is not.
+    With a decay of 0.999 a 16-bit average does not move at all: the increments are below half a unit in the last place. A
+    copy counts as an average where, in a run without 16-bit rounding, it moves towards its parameter by one and the same
+    share for all elements. Parameters are missed where most of a module is averaged and the rest is not.
 
     Source: the arithmetic of a running mean; PyTorch docs, `torch.optim.swa_utils`.
     """
@@ -205,9 +209,10 @@ def averaged_weights(evidence: Evidence) -> Iterator[Result]:
     last = next((e.site for e in reversed(evidence.trace.events) if e.kind == "optimizer_step"), None)
     if low:
         dtypes = "/".join(sorted({averages.near[path][1] for path in low}))
-        yield Fault(f"{len(low)} averaged copies are {dtypes} ({listed(low)})", next((s for s in map(averages.sites.get, low) if s), last))
+        site = next((s for s in map(averages.sites.get, low) if s is not None), last)
+        yield Fault(f"{len(low)} averaged copies are {dtypes} ({listed(low)})", site)
         return
-    missed = _missed(averages.parameters, {averages.near[path][0] for path in averages.followed})
+    missed = _missed(averages.uncovered, averages.parameters, {averages.near[path][0] for path in averages.followed})
     if missed:
         yield Fault(f"the averaged copies leave out {listed(missed)}", last)
 
@@ -221,8 +226,9 @@ def averaged_weights(evidence: Evidence) -> Iterator[Result]:
 def step_counter(evidence: Evidence) -> Iterator[Result]:
     """Step counters count steps: bias correction depends on them.
 
-    Read for each parameter with a gradient before and after each step that was taken, and in the groups. A counter that moves by more than one, or not at
-    all although the parameter was written, is a fault; so is one in 16 bits, which stops at 256 (bfloat16) or 2048 (float16).
+    Read for each parameter with a gradient before and after each step that was taken, and in the groups. A counter that
+    moves by more than one, or not at all although the parameter was written, is a fault; so is one in 16 bits, which stops
+    at 256 (bfloat16) or 2048 (float16).
 
     Source: Kingma & Ba, "Adam" (2015), algorithm 1; torch.optim's `step` state.
     """
@@ -233,9 +239,10 @@ def step_counter(evidence: Evidence) -> Iterator[Result]:
     for index, optimizer in found.natural.optimizers.items():
         for counter in optimizer.counters:
             yield Fault(
-                f"in call {counter.call + 1} one step of {optimizer.kind} moved {counter.slot!r} by {counter.advanced:g} for {counter.parameters} parameters",
+                f"in call {counter.call + 1} one step of {optimizer.kind} moved {counter.slot!r} by {counter.advanced:g} "
+                f"for {counter.parameters} parameters",
                 counter.site,
-            )  # fmt: skip
+            )
             return
         for j, held in enumerate(optimizer.parameters):
             dtype = held.slots["step"].dtype if "step" in held.slots else ""
@@ -299,7 +306,7 @@ def _declared(evidence: Evidence, found: Precision) -> bool | None:
     return None if wanted is None else abs(_measured(found) - float(wanted)) <= _DECLARED * max(float(wanted), 1.0)
 
 
-def _missed(parameters: list[str], covered: set[str]) -> list[str]:
+def _missed(uncovered: list[str], parameters: list[str], covered: set[str]) -> list[str]:
     """Parameters that are not averaged although most of the smallest module around the averaged ones is."""
     if not covered:
         return []
@@ -309,5 +316,5 @@ def _missed(parameters: list[str], covered: set[str]) -> list[str]:
         shared += 1
     prefix = "".join(f"{part}." for part in parts[0][:shared])
     inside = [name for name in parameters if name.startswith(prefix)]
-    missed = [name for name in inside if name not in covered]
+    missed = [name for name in uncovered if name in inside]
     return missed if 2 * len(missed) <= len(inside) else []

@@ -17,10 +17,10 @@ from ampcheck.registry import Fault, Inconclusive, NotRun, Result, check
 def parameters_fp32(evidence: Evidence) -> Iterator[Result]:
     """Under autocast or a loss scaler, what is trained is kept in FP32.
 
-    A parameter is judged where an optimizer trains it: frozen 16-bit weights are free, and so are 16-bit weights whose lost bits are kept
-    elsewhere: an FP32 master copy that rounds to the weight and goes on doing so, stochastic rounding, or a compensation buffer. A 16-bit buffer
-    is judged where a call on the whole module cast it, its module trains in FP32, and its values are not what they would be in
-    FP32.
+    A parameter is judged where an optimizer trains it: frozen 16-bit weights are free, and so are 16-bit weights whose lost
+    bits are kept elsewhere: an FP32 master copy that rounds to the weight and goes on doing so, stochastic rounding, or a
+    compensation buffer. A 16-bit buffer is judged where a call on the whole module cast it, its module trains in FP32, and
+    its values are not what they would be in FP32.
 
     Source: PyTorch docs, `torch.autocast`: "you should not call half() or bfloat16() on your model(s)".
     """
@@ -38,18 +38,19 @@ def parameters_fp32(evidence: Evidence) -> Iterator[Result]:
         index, optimizer, low = entry
         dtypes = "/".join(sorted({p.dtype for p in low}))
         yield Fault(
-            f"{optimizer.kind} trains {len(low)} of {len(optimizer.trained)} parameters in {dtypes} ({listed(p.name for p in low)}), without FP32 "
-            f"master copies{lost_share(found, index)}",
+            f"{optimizer.kind} trains {len(low)} of {len(optimizer.trained)} parameters in {dtypes} "
+            f"({listed(p.name for p in low)}), without FP32 master copies{lost_share(found, index)}",
             next((p.site for p in low if p.site is not None), None) or optimizer.site,
             evidence={"parameters": [p.name for p in low], "dtype": dtypes},
-        )  # fmt: skip
+        )
         return
     for buffer in found.natural.buffers:
         if buffer.name in found.rounded:
             yield Fault(
-                f"the buffer {buffer.name} was cast to {buffer.dtype} with its module, whose parameters are trained in FP32; its values are rounded",
+                f"the buffer {buffer.name} was cast to {buffer.dtype} with its module, whose parameters are trained in FP32; "
+                "its values are rounded",
                 buffer.site,
                 fix="keep buffers that were computed in FP32 in FP32, or compute them again after the cast",
                 evidence={"buffers": found.rounded},
-            )  # fmt: skip
+            )
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -24,20 +25,21 @@ class Averages:
     """Tensors that may be, and those that were seen to be, averages of a parameter.
 
     Args:
-        near: path -> (name of the nearest parameter of the shape, dtype), from the natural run; `sites`: where it got its dtype.
+        near: path -> (name of the nearest parameter of the shape, dtype), from the natural run.
+        sites: path -> where it got its dtype.
         followed: the paths among them that moved by interpolation, in a run that rounds nothing to 16 bits.
-        parameters: names of the trained parameters.
+        parameters: names of the trained parameters; `uncovered`: those of which there is no copy, near or far.
     """
 
     near: dict[str, tuple[str, str]] = field(default_factory=dict)
     sites: dict[str, Location | None] = field(default_factory=dict)
     followed: set[str] = field(default_factory=set)
     parameters: list[str] = field(default_factory=list)
+    uncovered: list[str] = field(default_factory=list)
 
     def suspicious(self) -> bool:
         """Whether one of them is in 16 bits, or they cover most parameters and not all: only then it is worth a run."""
-        covered = {name for name, _ in self.near.values()}
-        partial = len(self.parameters) / 2 <= len(covered) < len(self.parameters)
+        partial = bool(self.near) and 0 < len(self.uncovered) <= len(self.parameters) / 2
         return partial or any(dtype in ("float16", "bfloat16") for _, dtype in self.near.values())
 
 
@@ -73,7 +75,8 @@ def near(built: Built, sites: CastSites) -> Averages:
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for key, p in trained.items():
         by_shape.setdefault(tuple(p.shape), []).append(key)
-    for path, copy in _copies(reached, trained).items():
+    copies = _copies(reached, trained)
+    for path, copy in copies.items():
         keys = by_shape[tuple(copy.shape)]
         for at, key in enumerate(keys):
             # an average that does not move in 16 bits still rounds to what the parameter was
@@ -83,6 +86,11 @@ def near(built: Built, sites: CastSites) -> Averages:
                 found.sites[path] = sites.of(copy)
                 keys.append(keys.pop(at))  # the next copy is most likely of the next parameter
                 break
+    covered = {name for name, _ in found.near.values()}
+    for shape, keys in by_shape.items():
+        # a parameter that began at zero is far from its average: it is missed only where there are too few copies of its shape
+        if math.prod(shape) > 1 and sum(tuple(copy.shape) == shape for copy in copies.values()) < len(keys):
+            found.uncovered += [name for name in (names.get(key, "a parameter") for key in keys) if name not in covered]
     return found
 
 

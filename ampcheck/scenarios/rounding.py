@@ -227,7 +227,9 @@ class OptimizerOps(TorchDispatchMode, Probe):
         for t in low:
             if id(t) not in given:
                 self._born.setdefault(_place(t), user_site(3))
-        scalars = [t for t in inputs if isinstance(t, torch.Tensor) and t.dim() == 0 and t.is_floating_point() and not is_low(t)]
+        scalars = [
+            t for t in inputs if isinstance(t, torch.Tensor) and t.dim() == 0 and t.dtype in (torch.float32, torch.float64)
+        ]
         used = {v for v in inputs if isinstance(v, float)} | {float(t) for t in scalars}
         # a fused kernel computes in FP32 whatever it reads and writes
         for value in (used & self.vanishing.get(index, set())) if "fused" not in name else ():
@@ -245,5 +247,3 @@ def _place(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return id(tensor)
-
-
