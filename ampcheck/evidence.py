@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ampcheck.scenarios.drive import Run
     from ampcheck.scenarios.exact import Exactness
     from ampcheck.scenarios.overflow import Overflow
+    from ampcheck.scenarios.precision import Precision
     from ampcheck.scenarios.resume import Resume
 
 __all__ = ["Evidence"]
@@ -25,6 +26,7 @@ class Evidence:
         contract, device: which one.
         natural: the run as written; its trace is there even if it raised.
         exact: FP32 over loss scales; `overflow`, `resume`, `recovery`: the scenarios of those names.
+        precision: dtypes of parameters, optimizer state and averages, of the natural run and of one without 16-bit rounding.
         discrepancies: where a copy of the contract's own scaler does not do what the reference model does.
         not_run: scenario -> why there is no evidence of it.
         declared: what `Training` declared that checks care about.
@@ -35,6 +37,7 @@ class Evidence:
     natural: Run
     exact: Exactness | None = None
     overflow: Overflow | None = None
+    precision: Precision | None = None
     resume: Resume | None = None
     recovery: Run | None = None
     discrepancies: list[Any] | None = None

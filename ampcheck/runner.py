@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ampcheck import config
+from ampcheck.checks._state import table
 from ampcheck.contract import Options, Training
 from ampcheck.errors import ContractError, ScenarioTimeout
 from ampcheck.evidence import Evidence
@@ -112,6 +113,8 @@ def judge(
     evidence.environment = environment(device)
     report.costs = list(spec.costs.values())
     report.facts = {"scale": _scale_history(evidence.trace), "notes": sorted(set(evidence.not_run.values()))}
+    if evidence.precision is not None:
+        report.facts["optimizer state"] = table(evidence.precision)
     _decide(report, evidence, merged)
     return report
 
@@ -152,6 +155,7 @@ def _gather(spec: Any, budget: float | None) -> Evidence:
         declared: dict[str, Any] = {}
         spec.make_step = _declaring(spec.make_step, spec.name, declared)
         evidence = Evidence(spec.name, spec.device, natural(spec), declared=declared)
+        evidence.precision = evidence.natural.notes.pop("precision", None)
     except (ContractError, ScenarioTimeout) as error:
         empty.natural.trace.raised = Raised(-1, type(error).__name__, str(error), _site_of(spec.make_step))
         return empty
@@ -178,6 +182,7 @@ def _plan(spec: Any, evidence: Evidence) -> Iterator[tuple[str, Callable[[], Non
     from ampcheck.scenarios.exact import exactness
     from ampcheck.scenarios.natural import needed_calls, recovery
     from ampcheck.scenarios.overflow import overflow
+    from ampcheck.scenarios.precision import precision
     from ampcheck.scenarios.resume import resume
     from ampcheck.scenarios.scaler import scaler_discrepancies
 
@@ -185,6 +190,9 @@ def _plan(spec: Any, evidence: Evidence) -> Iterator[tuple[str, Callable[[], Non
     steps = [e for e in trace.of("scaler_step") if e.get("enabled") and e.get("grads")]
     drivers = {e.optimizer: e.scaler for e in steps if e.optimizer is not None and e.scaler is not None}
     usable = trace.calls if trace.raised is None else trace.raised.call
+    state = evidence.precision
+    if state is not None and state.suspicious():
+        yield "precision", lambda: precision(spec, state, max(usable, 1))
     if usable < 1:
         for name in ("exact", "overflow", "resume", "scaler"):
             evidence.not_run[name] = "the step raises in its first call"
@@ -227,6 +235,7 @@ def _declaring(make_step: Callable[[], object], name: str, declared: dict[str, A
         built = make_step()
         if isinstance(built, Training):
             declared["loss_scale"] = built.loss_scale
+            declared["state_bytes_per_param"] = built.state_bytes_per_param
             declared["capabilities"] = dict(built.capabilities)
             declared["resumable"] = built.state_dict is not None
             declared["state_dict_site"] = of_callable(built.state_dict)

@@ -93,6 +93,9 @@ def cause(trace: Trace, raised: Raised, scenario: str = "natural") -> Cause:
         return found(
             "AMP103", "a closure is given to scaler.step()", "run the closure before scaler.step(), and step without it"
         )
+    message = raised.message
+    if "unscale FP16 gradients" in message or "not implemented for 'BFloat16'" in message or "not implemented for 'Half'" in message:
+        return Cause("AMP307", f"parameters or gradients are 16-bit ({text})", raised.site, "", scenario, raised)
     return Cause("AMP111", text, raised.site, "", scenario, raised)
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from ampcheck.policy import Policy
 from ampcheck.scenarios.drive import Built, Run, Stage
+from ampcheck.scenarios.precision import PrecisionProbe
 from ampcheck.scenarios.spec import Spec
 from ampcheck.trace.events import Event
+from ampcheck.trace.precision import watch_casts
 from ampcheck.trace.recorder import Probe, Recorder
 
 __all__ = ["groups", "natural", "needed_calls", "recovery"]
@@ -34,7 +36,11 @@ class ScheduleProbe(Probe):
 
 def natural(spec: Spec) -> Run:
     """Run the contract as written."""
-    return spec.run("natural", Policy(), calls=None, probes=[ScheduleProbe()], inspect_graph=True)
+    with watch_casts() as sites:
+        state = PrecisionProbe(sites)
+        run = spec.run("natural", Policy(), calls=None, probes=[ScheduleProbe(), state], inspect_graph=True, stage=state)
+    run.notes["precision"] = state.result
+    return run
 
 
 def recovery(spec: Spec, calls: int) -> Run:
