@@ -98,6 +98,9 @@ class ScalerWatch:
         for output in outputs:
             if isinstance(output, torch.Tensor) and output.grad_fn is not None and _enabled(scaler):
                 self.recorder.scaled_nodes[id(output.grad_fn)] = (output.grad_fn, index, scale)
+        if args and _enabled(scaler):
+            for probe in self.recorder.probes:
+                probe.scaled(self.recorder, event, args[0])
         return result
 
     def _unscale(self, scaler: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:

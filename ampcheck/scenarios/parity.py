@@ -1,0 +1,288 @@
+"""AMP against FP32, step by step, by the model's own rounding (AMP501 to AMP506).
+
+A reference in the widened world (nothing is rounded to 16 bits, whatever the code asks for), the run as written, and runs of the
+reference with rounded results: the yardsticks. All but the first start each judged step from the reference's state. Two calls of each
+where nothing is suspicious; only where something is, more calls and more draws.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ampcheck.evidence import Evidence
+from ampcheck.policy import HELD, AutocastChoice, Policy
+from ampcheck.scenarios.drive import Built, Run
+from ampcheck.scenarios.spec import Spec
+from ampcheck.scenarios.teacher import SEED, Lesson, Pupil, Teacher, draws_in_fp32, measure
+from ampcheck.scenarios.yardstick import Rounding, Yardstick
+from ampcheck.trace.deviations import (
+    JUDGED,
+    LIMITS,
+    SUSPICIOUS,
+    YARDSTICKS,
+    Parity,
+    Scalar,
+    Step,
+    judge,
+    losses,
+    series,
+)
+from ampcheck.trace.events import Trace
+
+__all__ = ["parity", "settled_scales"]
+
+#: Calls that are judged at first, and where something is suspicious.
+CALLS, MORE_CALLS = 2, 4
+#: Rounded units that are drawn for each yardstick: at first, and at most where something is suspicious.
+DRAWS, MOST_DRAWS = 2, 24
+REFERENCE = Policy("float32", scale=1.0, growth_interval=HELD, widen=True, seed=SEED)
+#: Each to the power of two that a forced dtype's scale is tried at, below the loop's own.
+_LOWER = (1.0, 2.0**-6, 2.0**-12)
+
+
+def parity(spec: Spec, evidence: Evidence, dtypes: tuple[str, ...] | None) -> None:
+    """Measure parity for the dtypes declared, or for what the natural run entered, and leave it in `evidence.parity`.
+
+    Args:
+        spec: the contract.
+        evidence: of the scenarios before; the natural run at least.
+        dtypes: declared 16-bit dtypes; `None` is as written.
+    """
+    natural = entered(evidence)
+    for policy in dtypes or ("as-written",):
+        dtype = policy if dtypes else _coarsest(natural)
+        one = evidence.parity[policy] = Parity(policy, dtype or "")
+        one.reason = _obstacle(evidence, policy, natural)
+        if one.reason:
+            one.status = "not-run"
+            continue
+        forced: AutocastChoice = "as-written" if policy == "as-written" or natural == {policy} else policy  # type: ignore[assignment]
+        _Measurement(spec, evidence, one, forced).run()
+
+
+def entered(evidence: Evidence) -> set[str]:
+    """16-bit dtypes that the natural run worked in: of its autocast regions on this device, and of its autograd graphs."""
+    trace = evidence.trace
+    found = set(trace.autocast.get(evidence.device.partition(":")[0], ()))
+    for event in trace.of("backward"):
+        found |= set(event.get("dtypes") or ())
+    return found & {"float16", "bfloat16"}
+
+
+def _coarsest(dtypes: set[str]) -> str:
+    return "bfloat16" if "bfloat16" in dtypes else next(iter(dtypes), "")
+
+
+def _obstacle(evidence: Evidence, policy: str, natural: set[str]) -> str:
+    trace = evidence.trace
+    if trace.raised is not None and trace.raised.call < 1:
+        return "the step raises in its first call"
+    if evidence.exact is not None and evidence.exact.status == "diverged":
+        return "the FP32 step depends on the loss scale; parity is judged once that is mended"
+    if not natural and (policy == "as-written" or not trace.autocast):
+        return "nothing of the step runs in 16 bits: no autocast region was entered on this device"
+    if policy == "float16" and "float16" not in natural and not evidence.scaler_in_use():
+        return f"float16 needs a loss scale, and this loop ({', '.join(sorted(natural)) or 'FP32'}) keeps none"
+    if evidence.scaler_in_use() and not settled_scales(evidence):
+        return "the loop takes no step in 16 bits"
+    return ""
+
+
+def settled_scales(evidence: Evidence) -> dict[int, float]:
+    """Scaler index -> the loss scale of its first step that was taken, in the natural run or in a longer one."""
+    found: dict[int, float] = {}
+    for run in (evidence.natural, evidence.recovery):
+        for index, scale in _settled(run.trace).items() if run is not None else ():
+            found.setdefault(index, scale)
+    return found
+
+
+def _settled(trace: Trace) -> dict[int, float]:
+    found: dict[int, float] = {}
+    latest: dict[int, float] = {}
+    for event in trace.events:
+        if event.scaler is None or not event.get("enabled"):
+            continue
+        if event.kind == "scale":
+            latest[event.scaler] = event.get("scale")
+        elif event.kind == "scaler_step" and event.get("took"):
+            found.setdefault(event.scaler, latest.get(event.scaler) or event.get("before") or 1.0)
+    return found
+
+
+@dataclass
+class _Measurement:
+    """One dtype of one contract, from the reference to the last draw that was needed."""
+
+    spec: Spec
+    evidence: Evidence
+    parity: Parity
+    forced: AutocastChoice
+    reference: Policy = REFERENCE
+    lessons: list[Lesson] = field(default_factory=list)
+    taught: Run | None = None
+    draws: dict[Yardstick, int] = field(default_factory=dict)
+
+    def run(self) -> None:
+        limit = self.evidence.natural.notes.get("limit", CALLS)
+        calls = min(CALLS, limit)
+        if not self._teach(calls) or not self._judged(calls):
+            return
+        for yardstick in YARDSTICKS:
+            for _ in range(DRAWS):
+                if self._drawn(yardstick) < DRAWS:
+                    self._draw(yardstick, calls)
+        if not self._suspicious():
+            return
+        more = min(MORE_CALLS, limit)
+        if more > calls:
+            calls = more
+            self._forget()
+            if not self._teach(calls) or not self._judged(calls):
+                return
+        for _ in range(MOST_DRAWS):
+            wanted = [y for y in YARDSTICKS if self._drawn(y) < DRAWS or (self._drawn(y) < MOST_DRAWS and self._suspicious(y))]
+            if not wanted:
+                break
+            for yardstick in wanted:
+                self._draw(yardstick, calls)
+
+    # -- runs
+
+    def _teach(self, calls: int) -> bool:
+        for policy in (self.reference, Policy("float32", scale=1.0, growth_interval=HELD, seed=SEED)):
+            teacher = Teacher()
+            run = self.spec.run("parity reference", policy, calls=calls, probes=[teacher], stage=teacher)
+            if run.trace.raised is None:
+                break
+        if run.trace.raised is not None:
+            return self._give_up("not-run", f"no FP32 reference: with autocast at float32 the step raises {run.trace.raised}")
+        self.reference, self.taught = policy, run
+        self.lessons = [lesson for lesson in teacher.lessons if lesson.gradients]
+        if not any(lesson.updates for lesson in self.lessons):
+            return self._give_up("nothing", "the FP32 run takes no optimizer step")
+        for unit, lesson in enumerate(self.lessons):
+            self._record(unit, lesson, run)
+        events = list(run.trace.of("backward", call=self.lessons[0].start))
+        self.parity.site = events[-1].site if events else None
+        return True
+
+    def _record(self, unit: int, lesson: Lesson, run: Run) -> None:
+        for (optimizer, ordinal), gradients in lesson.gradients.items():
+            sizes, mass = measure(gradients)
+            moves, _ = measure(lesson.updates.get((optimizer, ordinal), []))
+            names = run.names.get(optimizer, [])
+            names = [*names, *(f"parameter {i}" for i in range(len(names), len(gradients)))]
+            self.parity.steps.append(Step(unit, optimizer, ordinal, names, sizes, mass, moves))
+        for name, (before, after) in lesson.statistics.items():
+            moved = float((after.double() - before.double()).norm())
+            # a statistic that has settled hardly moves: its own size is what rounding acts on then
+            self.parity.statistics.append(Scalar(name, unit, max(moved, 2.0**-6 * float(after.double().norm()))))
+        for label, value in self._labelled(unit, run, lesson.numbers).items():
+            self.parity.numbers.append(Scalar(label, unit, abs(value), value=value))
+
+    def _labelled(self, unit: int, run: Run, losses: dict[str, float]) -> dict[str, float]:
+        """The numbers of a unit: what was scaled, and what its last call returned."""
+        found = dict(losses)
+        last = self.lessons[unit].end - 1
+        if last < len(run.trace.returned):
+            found.update((f"the returned {path}", value) for path, value in run.trace.returned[last].items())
+        return found
+
+    def _judged(self, calls: int) -> bool:
+        """The run in 16 bits."""
+        scales = settled_scales(self.evidence)
+        factors = (1.0,) if self.forced == "as-written" or not scales else _LOWER
+        for factor in factors:
+            used = {i: s * factor for i, s in scales.items()}
+            pupil = Pupil(self.lessons, used, draws_in_fp32())
+            run = self.spec.run("parity", Policy(self.forced, growth_interval=HELD, seed=SEED), calls=calls, probes=[pupil], stage=pupil)
+            if pupil.deviations:
+                break
+        self.parity.scale = next(iter(used.values()), None)
+        if run.trace.raised is not None and run.trace.raised.call < 1:
+            return self._give_up("not-run", f"the step raises {run.trace.raised}")
+        taken = [key for key, deviation in pupil.deviations.items() if deviation.update]
+        if not taken:
+            scale = f" at its settled loss scale of {self.parity.scale:g}" if self.parity.scale else ""
+            return self._give_up("nothing", f"the step in 16 bits takes no optimizer step{scale}, and the FP32 one does: nothing to compare")
+        self._enter(JUDGED, pupil, run)
+        self.parity.units = len({unit for unit, _, _ in taken if unit not in pupil.unforced})
+        if all(not any(d.gradient) and not any(d.update) for d in pupil.deviations.values()):
+            return self._give_up("identical", "every gradient and update is that of the FP32 run to the bit: nothing of it was computed in 16 bits")
+        return True
+
+    def _draw(self, yardstick: Yardstick, calls: int) -> None:
+        """One more rounded run of the reference."""
+        self.draws[yardstick] = draw = self.draws.get(yardstick, 0) + 1
+
+        def prepare(built: Built) -> contextlib.AbstractContextManager[Any]:
+            mode = Rounding(self.parity.dtype, yardstick, 1000 * draw + pupil.unit, built.recorder)
+            mode.weights(_weights(built))
+            pupil.pause = mode.pause
+            return mode
+
+        pupil = Pupil(self.lessons, dict.fromkeys(range(len(self.evidence.trace.scalers)), 1.0), prepare)
+        run = self.spec.run(f"yardstick, {yardstick}", self.reference, calls=calls, probes=[pupil], stage=pupil)
+        self._enter(yardstick, pupil, run)
+
+    def _enter(self, name: str, pupil: Pupil, run: Run) -> None:
+        """Put what a run deviated by on record."""
+        for step in self.parity.steps:
+            deviation = pupil.deviations.get((step.unit, step.optimizer, step.ordinal))
+            if deviation is not None and step.unit not in pupil.unforced:
+                nothing: list[float | None] = [None] * len(deviation.gradient)
+                deviation.update = deviation.update or nothing
+                step.runs.setdefault(name, []).append(deviation)
+        for one in self.parity.statistics:
+            error = pupil.statistics.get((one.unit, one.label))
+            if error is not None and one.unit not in pupil.unforced and one.unit in {u for u, _, _ in pupil.deviations}:
+                one.runs.setdefault(name, []).append(error)
+        for unit in range(len(self.lessons)):
+            losses = {label: value for (u, label), value in pupil.numbers.items() if u == unit}
+            values = self._labelled(unit, run, losses)
+            for one in self.parity.numbers:
+                if one.unit == unit and unit not in pupil.unforced and one.label in values:
+                    one.runs.setdefault(name, []).append(abs(values[one.label] - one.value))
+                    if name == JUDGED:
+                        one.seen = values[one.label]
+
+    # -- decisions
+
+    def _drawn(self, yardstick: str) -> int:
+        return max((len(s.runs.get(yardstick, ())) for s in self.parity.steps), default=0) * max(len(self.lessons), 1)
+
+    def _suspicious(self, yardstick: str | None = None) -> bool:
+        """Whether any quantity comes near a limit of this yardstick (or of any)."""
+        for quantity in LIMITS:
+            for one in series(self.parity, quantity):
+                if yardstick is not None:
+                    one.draws = {y: d for y, d in one.draws.items() if y == yardstick}
+                found = judge(one, self.parity.unit_roundoff)
+                if found.state in ("excess", "once") or found.headroom > SUSPICIOUS:
+                    return True
+        return yardstick is None and bool(losses(self.parity))
+
+    def _forget(self) -> None:
+        self.parity.steps, self.parity.numbers, self.parity.statistics = [], [], []
+        self.draws = {}
+
+    def _give_up(self, status: str, reason: str) -> bool:
+        self.parity.status, self.parity.reason = status, reason
+        return False
+
+
+def _weights(built: Built) -> list[torch.Tensor]:
+    """The parameters that are used in 16 bits: of modules, and of optimizers where they are no copies of those (FP32 masters)."""
+    found: dict[int, torch.Tensor] = {id(p): p for m in built.reach().modules.values() for p in m.parameters()}
+    used = list(found.values())
+    for index in range(len(built.recorder.optimizers)):
+        for p in built.recorder.parameters(index):
+            if id(p) not in found and not any(p.shape == q.shape and torch.equal(p, q) for q in used):
+                found[id(p)] = p
+    return list(found.values())
