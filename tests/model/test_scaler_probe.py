@@ -160,8 +160,8 @@ class ConsecutiveScaler(Base):
 
     growth_interval, backoff_factor, growth_factor = 7, 0.5, 2.0
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, init_scale: float = 2.0**16) -> None:
+        super().__init__(init_scale)
         self.bad = self.good = 0
 
     def update_scale(self, overflow: bool) -> None:
@@ -234,6 +234,16 @@ class ClippingScaler(ConsecutiveScaler):
         return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+class ProactiveScaler(ConsecutiveScaler):
+    """Takes the step, and lowers the scale already when gradients come near the end of float16."""
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        near = finite(optimizer) and any(bool((g.abs() > 2.0**12).any()) for g in gradients(optimizer))
+        super().step(optimizer)
+        if near:
+            self.cur_scale /= 2
+
+
 class JudgedByLoop(Base):
     """`step` does not look for overflow: the loop asks `has_overflow` first."""
 
@@ -295,6 +305,8 @@ CORRECT: list[tuple[str, Callable[[], Any], Usage]] = [
     ("at a hidden floor", FlooredScaler, Usage(updates=False)),
     ("adaptive interval", AdaptiveIntervalScaler, Usage(updates=False)),
     ("clipping", ClippingScaler, Usage(updates=False, step_args=(0.1,))),
+    ("skipping spikes", lambda: ClippingScaler(2.0**10), Usage(updates=False, step_args=(100.0,))),
+    ("proactive", lambda: ProactiveScaler(2.0**10), Usage(updates=False)),
     ("judged by the loop", JudgedByLoop, Usage(updates=False)),
 ]
 
