@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 __all__ = ["refusal"]
 
-#: Containers nested deeper than this hold no configuration that we would understand.
-DEEPEST = 5
 #: Values looked at; a list of a million numbers is not searched to its end.
 MOST = 10_000
 
@@ -26,7 +24,7 @@ def refusal(values: Mapping[str, Any]) -> str | None:
         values: the contract's arguments, by the name of their fixture.
     """
     for name, value in values.items():
-        kind = next((kind for held in _held(value, 0, [MOST]) if (kind := _state(held))), None)
+        kind = next((kind for held in _held(value) if (kind := _state(held))), None)
         if kind:
             return (
                 f"fixture {name!r} is or holds {kind}, which the builds of this contract would share; "
@@ -54,24 +52,30 @@ def _state(value: object) -> str | None:
     return None
 
 
-def _held(value: Any, depth: int, left: list[int]) -> Iterator[object]:
-    """The value and what it holds; not what a function closes over, for a factory is a function."""
-    left[0] -= 1
-    kind = type(value)
-    if left[0] < 0 or depth > DEEPEST or kind.__module__.partition(".")[0] in ("pytest", "_pytest"):
-        return
-    yield value
+def _held(value: object) -> Iterator[object]:
+    """The value and what it holds, breadth first; not what a function closes over, for a factory is a function."""
+    waiting, seen = [value], {id(value)}
+    for looked_at, held in enumerate(waiting):
+        if looked_at >= MOST:
+            return
+        if type(held).__module__.partition(".")[0] in ("pytest", "_pytest"):
+            continue
+        yield held
+        for inner in _inside(held):
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append(inner)
+
+
+def _inside(value: Any) -> Iterable[object]:
     if isinstance(value, Mapping):
-        inner: list[Any] = [*value.keys(), *value.values()]
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        inner = list(value)
-    elif isinstance(value, functools.partial):
-        inner = [value.func, *value.args, *value.keywords.values()]
-    elif isinstance(value, types.MethodType):
-        inner = [value.__self__]
-    elif isinstance(value, (type, types.FunctionType, types.ModuleType)):
-        inner = []
-    else:
-        inner = list(getattr(value, "__dict__", {}).values())
-    for item in inner:
-        yield from _held(item, depth + 1, left)
+        return [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return value
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if isinstance(value, (type, types.FunctionType, types.ModuleType)):
+        return []
+    return list(getattr(value, "__dict__", {}).values())

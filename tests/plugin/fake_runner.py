@@ -1,6 +1,7 @@
 """A pytest plugin that stands in for the runner: four checks, and verdicts that the contract itself dictates.
 
-A contract returns a dict: `{"AMP102": "failed"}` gives that outcome, everything else passes. Each judgement appends a
+A contract returns a dict: `{"AMP102": "failed"}` gives that outcome, everything else passes; `"AMP502 float16"` is for one
+dtype, `entered` says which ones the step enters by itself. Each judgement appends a
 line to `judged.txt`.
 """
 
@@ -40,10 +41,10 @@ def judge(make_step, *, contract, device, options, settings, progress=None):
         wishes = {"AMP102": "failed", "seen": str(error)}
     report = ContractReport(contract, device, costs=[Cost("natural", 1, 6, 0.25), Cost("scaled", 2, 4, 0.5)])
     for check in CATALOGUE.values():
-        for policy in (options.dtypes or ["float16"]) if check.per_dtype else ["as-written"]:
+        for policy in (options.dtypes or wishes.get("entered", ["float16"])) if check.per_dtype else ["as-written"]:
             if matches(check.id, options.ignore):
                 continue
-            outcome = wishes.get(check.id, "passed")
+            outcome = wishes.get(f"{check.id} {policy}", wishes.get(check.id, "passed"))
             follows = wishes.get("follows", {}).get(check.id)
             finding = None
             if outcome in ("failed", "warned") and not follows:

@@ -96,6 +96,14 @@ def test_conftests_are_searched_and_run_once(project, ids):
     assert result.stdout.str().count("conftest loaded") == 1
 
 
+def test_several_conftests_that_are_already_loaded(project, ids):
+    project.write(PLAIN, "one/conftest.py")
+    project.write(PLAIN, "two/conftest.py")
+    assert ids("-k", "AMP101", "one", "two") == [
+        f"{d}/conftest.py::resnet[cpu-AMP101-scale-invariance]" for d in ("one", "two")
+    ]
+
+
 def test_conftests_that_are_test_modules_are_collected_once(project, ids):
     project.write(PLAIN, "conftest.py")
     project.ini("python_files = *.py")
@@ -186,6 +194,12 @@ def test_deselecting_everything_is_no_usage_error(project):
     assert project.judge("--deselect", "test_amp.py").ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+@pytest.mark.parametrize("word", ["options", "function", "wrapped"])
+def test_our_own_attributes_are_no_keywords(project, word):
+    project.write(PLAIN)
+    assert project.judge("-k", word).ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
 def test_naming_an_ordinary_test_is_no_usage_error(project):
     project.write("def test_ordinary():\n    pass\n")
     project.judge("test_amp.py::test_ordinary").assert_outcomes(passed=1)
@@ -244,13 +258,18 @@ def test_two_contracts_of_one_name_are_an_error(project):
 def test_contracts_made_in_a_loop_or_a_branch_are_not_of_one_name(project):
     project.write(
         """
-def make():
-    @ampcheck.contract(devices="cpu", select="AMP102")
-    def inner():
-        return {}
+def make(first):
+    if first:
+        @ampcheck.contract(devices="cpu", select="AMP102")
+        def inner():
+            return {}
+    else:
+        @ampcheck.contract(devices="cpu", select="AMP102")
+        def inner():
+            return {}
     return inner
 
-first, second = make(), make()
+first, second = make(True), make(False)
 if first:
     @ampcheck.contract(devices="cpu", select="AMP102")
     def third():

@@ -162,6 +162,13 @@ def test_what_is_refused(value, kind, wrap):
     assert f"fixture 'thing' is or holds {kind}" in refusal({"fine": 1, "thing": wrap(value)})
 
 
+def nested(depth):
+    value = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 class Config:
     def __init__(self):
         self.myself = self
@@ -176,7 +183,8 @@ class Config:
         3,
         {"lr": 0.1, "betas": (0.9, 0.99)},
         torch.ones(3),
-        [torch.ones(3)] * 20_000,
+        list(range(30_000)),
+        nested(20_000),
         Config(),
         nn.Linear,
         lambda: LINEAR,

@@ -189,6 +189,21 @@ def test_a_judged_contract_meets_the_requirement(project):
     project.judge("--ampcheck-require=judged").assert_outcomes(passed=2, skipped=2)
 
 
+def test_a_dtype_has_its_own_outcome_and_finding(project):
+    contract(
+        project, 'dtypes=("float16", "bfloat16"), select="AMP502"', **{"AMP502 float16": "failed", "AMP502 bfloat16": "warned"}
+    )
+    project.judge("-k", "bfloat16").assert_outcomes(passed=1, deselected=1)
+    assert project.outcomes() == {"test_amp.py::resnet AMP502 bfloat16": "warned"}
+    assert [f["policy"] for f in project.report["findings"]] == ["bfloat16"]
+
+
+def test_without_declared_dtypes_the_worst_of_those_entered_counts(project):
+    contract(project, 'select="AMP502"', entered=["float16", "bfloat16"], **{"AMP502 bfloat16": "failed"})
+    project.judge().assert_outcomes(failed=1)
+    assert project.outcomes() == {"test_amp.py::resnet AMP502 bfloat16": "failed"}
+
+
 def test_a_missing_verdict_is_no_pass(project):
     project.write(
         """
