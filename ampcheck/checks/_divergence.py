@@ -64,11 +64,22 @@ def diagnose(evidence: Evidence) -> Diagnosis | None:
     writer = f" by {found.writer}" if found.writer else ""
     facts["phase"] = phase
     backward, at_optimizer = stages.get("backward", []), stages.get("optimizer", [])
+    roots = [bool(e.get("scaled_by") or e.get("hand_scale")) for e in evidence.trace.of("backward", call=found.call)]
+    by_hand = found.factor is not None and abs(found.factor * scale - 1.0) < 1e-3
     if phase == "backward":
-        return _in_backward(backward, scale, at, found.site, facts)
+        hook = "" if not found.writer else "divided" if by_hand else "bent" if all(roots) else ""
+        return _in_backward(backward, scale, at, found.site, facts, hook)
     if phase == "scaled":
-        before = stages.get("before unscale_") or stages.get("scaler.step") or []
-        if common_factor(before, [1.0]) == 1.0:
+        if found.divided and roots and not any(roots):
+            return Diagnosis(
+                "AMP104",
+                f"{at} the scaler divides gradients that no scaled loss has given",
+                found.site,
+                "take the gradients of what scaler.scale(loss) returns",
+                facts,
+                phase,
+            )
+        if found.divided or by_hand:
             return Diagnosis(
                 "AMP106",
                 f"{at} the gradients are divided by the scale already when the scaler divides them again",
@@ -87,7 +98,8 @@ def diagnose(evidence: Evidence) -> Diagnosis | None:
         )
     factor = common_factor(at_optimizer, [1.0, scale, 1.0 / scale])
     if not inside:
-        if factor == scale:
+        unscaled = bool(stages.get("after unscale_")) or by_hand
+        if factor == scale or (not unscaled and common_factor(backward, [scale]) == scale):
             return Diagnosis(
                 "AMP103",
                 f"{at} the optimizer is stepped outside the scaler, with gradients that still carry the scale",
@@ -105,7 +117,7 @@ def diagnose(evidence: Evidence) -> Diagnosis | None:
             facts,
             phase,
         )
-    if factor is not None and abs(factor * scale - 1.0) < 1e-3:
+    if (factor is not None and abs(factor * scale - 1.0) < 1e-3) or (by_hand and stages.get("after unscale_")):
         return Diagnosis(
             "AMP106",
             f"{at} the gradients are divided by the scale once more after unscale_{writer}",
@@ -140,8 +152,9 @@ def diagnose(evidence: Evidence) -> Diagnosis | None:
 
 
 def _in_backward(
-    backward: list[Difference], scale: float, at: str, site: Location | None, facts: dict[str, object]
+    backward: list[Difference], scale: float, at: str, site: Location | None, facts: dict[str, object], hook: str
 ) -> Diagnosis:
+    """What a wrong gradient at the end of backward means; `hook` is what a hook was seen to do: "divided", "bent" or ""."""
     plain = [d.name for d in backward if d.is_multiple(1.0)]
     twice = [d.name for d in backward if d.is_multiple(scale * scale)]
     other = common_factor(backward)
@@ -151,6 +164,24 @@ def _in_backward(
             f"{at} the gradient of {', '.join(twice[:3])} carries the scale twice",
             site,
             "scale each loss once",
+            facts,
+            "backward",
+        )
+    if hook == "divided":
+        return Diagnosis(
+            "AMP106",
+            f"{at} a hook divides gradients by the scale, which the scaler divides them by as well",
+            site,
+            "leave the division to the scaler",
+            facts,
+            "backward",
+        )
+    if hook == "bent":
+        return Diagnosis(
+            "AMP102",
+            f"{at} a hook changes gradients while they carry the scale, as if they did not",
+            site,
+            "multiply the threshold by scaler.get_scale(), or do it after scaler.unscale_(optimizer)",
             facts,
             "backward",
         )

@@ -289,7 +289,7 @@ def backward_in_autocast(evidence: Evidence) -> Iterator[Result]:
     "zero-grad",
     expected="a gradient that was used, or left by a skipped step, is cleared before the next backward adds to it",
     fix="clear the gradients once an iteration: optimizer.zero_grad() before the backward or after the step, on every path",
-    follows=("AMP103",),
+    follows=("AMP103", "AMP310"),
 )
 def zero_grad(evidence: Evidence) -> Iterator[Result]:
     """Gradients are cleared between their use and the next backward, and not between the last backward and their use.
@@ -310,7 +310,9 @@ def zero_grad(evidence: Evidence) -> Iterator[Result]:
                     event.get("tainted_site") or event.site,
                 )
                 return
-            if event.get("cleared"):
+            # a step that is skipped for an overflow that was seen before needs no gradients any more
+            lost = event.get("took") or (event.kind == "scaler_step" and not event.get("done"))
+            if event.get("cleared") and lost:
                 yield Fault(
                     f"the gradients of {reading.name(trace, event)} were cleared between the backward and the step in call {event.call + 1}: it uses none",
                     event.site,

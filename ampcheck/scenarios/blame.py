@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +21,35 @@ from ampcheck.trace.events import Event
 from ampcheck.trace.recorder import Probe, Recorder
 from ampcheck.trace.sources import user_site
 
-__all__ = ["blame"]
+__all__ = ["Blame", "blame"]
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The line that changed a gradient.
+
+    Args:
+        site: the line; that of the nearest event where no op was seen.
+        op: its name; "" where none was seen.
+        factor: what the op multiplied the gradient with; `None` where it bent it, or none was seen.
+    """
+
+    site: Location | None = None
+    op: str = ""
+    factor: float | None = None
+
+
+@dataclass
+class _Write:
+    """One op between two stages: where, what, whether it wrote in place, the factor, and the storages of its results."""
+
+    phase: str
+    site: Location | None
+    op: str
+    mutates: bool
+    factor: float | None
+    storages: frozenset[int]
+    lasts: bool = False
 
 
 class _Watch(TorchDispatchMode):
@@ -30,8 +60,10 @@ class _Watch(TorchDispatchMode):
         self.probe = probe
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        watched = self.probe.watched(args, kwargs or {})
+        before = _lengths(watched)
         result = func(*args, **(kwargs or {}))
-        self.probe.saw(func, args, kwargs or {}, result)
+        self.probe.saw(func, watched, before, result)
         return result
 
 
@@ -45,7 +77,7 @@ class WriteProbe(Probe):
         self.ordinal = ordinal
         self.taken = 0
         self.phase = "forward"
-        self.seen: list[tuple[str, Location | None, str, bool]] = []
+        self.seen: list[_Write] = []
         self.sites: dict[str, Location | None] = {}
         self._storages: set[int] = set()
         self._call_site: Location | None = None
@@ -62,25 +94,34 @@ class WriteProbe(Probe):
                     if p.grad is not None:
                         self._storages.add(_storage(p.grad))
 
-    def saw(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def watched(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """The gradients among the arguments of an op; in a backward hook all its tensors, whose storages are not known."""
         if not self.active or self.phase == "forward":
+            return []
+        leaves = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim() > 0]
+        return leaves if self.phase == "backward" else [t for t in leaves if _storage(t) in self._storages]
+
+    def saw(self, func: Any, watched: list[torch.Tensor], before: list[float], result: Any) -> None:
+        if not watched:
             return
-        name = str(func)
-        if self.phase == "backward":
-            site = user_site(3)
-            if site is not None and site != self._call_site:  # a hook's own line, not that of backward()
-                self.seen.append(("backward", site, name, False))
+        site, hook = user_site(3), self.phase == "backward"
+        if hook and (site is None or site == self._call_site):  # autograd's own op, on the line of backward()
             return
-        leaves = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        touched = [t for t in leaves if _storage(t) in self._storages]
-        if touched:
-            mutates = bool(getattr(func, "_schema", None) and func._schema.is_mutable)
-            shapes = {tuple(t.shape) for t in touched}
-            made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and tuple(t.shape) in shapes and t.dim() > 0]
-            if mutates or made:
-                self.seen.append((self.phase, user_site(3), name, mutates))
-                for t in made:
-                    self._storages.add(_storage(t))
+        mutates = bool(getattr(func, "_schema", None) and func._schema.is_mutable)
+        shapes = {tuple(t.shape) for t in watched}
+        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and tuple(t.shape) in shapes and t.dim() > 0]
+        if not mutates and not made:
+            return
+        after = watched if mutates else made
+        storages = frozenset(_storage(t) for t in [*after, *made])
+        self._storages |= set() if hook else storages
+        self.seen.append(_Write(self.phase, site, str(func), mutates, _factor(before, _lengths(after)), storages))
+
+    def _close(self, recorder: Recorder) -> None:
+        """A phase ends: which of its ops made the gradients that are there now?"""
+        self._watch(recorder)
+        for write in self.seen:
+            write.lasts |= write.phase == self.phase and bool(write.storages & self._storages)
 
     def backward_starts(self, recorder: Recorder) -> None:
         self.phase, self._call_site = "backward", user_site(2)
@@ -88,13 +129,15 @@ class WriteProbe(Probe):
     def backward_done(self, recorder: Recorder, event: Event) -> None:
         if not self.active:
             return
+        self._close(recorder)
         self.phase = "scaled"
         self.sites["backward"] = event.site
-        self.seen = [s for s in self.seen if s[0] == "backward"]
-        self._watch(recorder)
+        self.seen = [s for s in self.seen if s.phase == "backward"]
 
     def unscale(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         if self.active:
+            if entering:
+                self._close(recorder)
             self.phase = "forward" if entering else "unscaled"
             if not entering:
                 self.sites["unscale"] = event.site
@@ -106,10 +149,25 @@ class WriteProbe(Probe):
 
     def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         if entering and self.active:
+            self._close(recorder)
             self.sites["optimizer"] = event.site
             self.phase = "forward"
         elif not entering and event.get("took"):
             self.taken += 1
+
+
+def _lengths(tensors: Sequence[torch.Tensor]) -> list[float]:
+    return [
+        float(t.detach().double().norm()) if t.is_floating_point() and t.layout is torch.strided else math.nan for t in tensors
+    ]
+
+
+def _factor(before: list[float], after: list[float]) -> float | None:
+    """The one factor by which every tensor was lengthened, up to rounding."""
+    ratios = [b / a for a, b in zip(before, after, strict=False) if a > 0.0 and math.isfinite(b / a)]
+    if not ratios or max(ratios) - min(ratios) > 1e-4 * max(ratios):
+        return None
+    return ratios[0]
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -123,8 +181,8 @@ def _storage(tensor: torch.Tensor) -> int:
 class _UnderMode(ForceScale):
     """Makes every call under the dispatch mode."""
 
-    def __init__(self, mode: _Watch, scale: float) -> None:
-        super().__init__(scale)
+    def __init__(self, mode: _Watch, policy: Policy) -> None:
+        super().__init__(policy)
         self.mode = mode
 
     def call(self, built: Built, step: Callable[[], object]) -> object:
@@ -132,23 +190,21 @@ class _UnderMode(ForceScale):
             return step()
 
 
-def blame(
-    spec: Spec, policy: Policy, calls: int, ordinal: int, stages: dict[str, list[Difference]], scale: float
-) -> tuple[Location | None, str]:
+def blame(spec: Spec, policy: Policy, calls: int, ordinal: int, stages: dict[str, list[Difference]], scale: float) -> Blame:
     """Find the line between the last stage at which the gradient was right and the first at which it was not.
 
-    Returns:
-        `(site, op)`; the op is "" where none was seen (then the site is the nearest event's).
+    First choice is an op that changed what the gradients are at the end of the phase, then any that wrote in place, then any.
     """
     probe = WriteProbe(ordinal)
-    spec.run("blame", policy, calls=calls, probes=[probe], stage=_UnderMode(_Watch(probe), policy.scale or 1.0))
+    spec.run("blame", policy, calls=calls, probes=[probe], stage=_UnderMode(_Watch(probe), policy))
     phase = wrong_phase(stages, scale)
-    for writing in (True, False):
-        for seen_phase, site, name, wrote in probe.seen:
-            if seen_phase == phase and site is not None and wrote >= writing:
-                return site, name
+    found = [w for w in probe.seen if w.phase == phase and w.site is not None]
+    changing = [w for w in found if w.factor is None or abs(w.factor - 1.0) > 1e-6]
+    for choice in ([w for w in changing if w.lasts], [w for w in changing if w.mutates], changing, found):
+        if choice:
+            return Blame(choice[0].site, choice[0].op, choice[0].factor)
     nearest = {"scaled": ["unscale", "scaler.step"], "unscale": ["unscale", "scaler.step"], "backward": ["backward"]}
     for name in [*nearest.get(phase, []), "optimizer", "backward"]:
         if probe.sites.get(name) is not None:
-            return probe.sites[name], ""
-    return None, ""
+            return Blame(probe.sites[name])
+    return Blame()

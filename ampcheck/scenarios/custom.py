@@ -1,4 +1,4 @@
-"""Forcing the scale of a loss scaler that torch's class knows nothing of."""
+"""Forcing the scale of a loss scaler that torch's class knows nothing of, and the moment at which torch's own grows."""
 
 from __future__ import annotations
 
@@ -7,19 +7,29 @@ from typing import Any
 
 import torch
 
+from ampcheck.policy import HELD, Policy
 from ampcheck.scenarios.drive import Built, Stage
 
 __all__ = ["ForceScale", "force_scale"]
 
 
 class ForceScale(Stage):
-    """Forces the scale of a scaler of the user's own after the build; torch's own is forced by the policy."""
+    """Forces the scale of a scaler of the user's own after the build; torch's own is forced by the policy.
 
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
+    Where the policy lets the scale grow, torch's own is left one clean update short of it: the second window has another scale.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.scale = policy.scale or 1.0
+        self.tracker = 0 if policy.growth_interval in (None, HELD) else policy.growth_interval - 1
         self.forced = True
 
     def built(self, built: Built) -> None:
+        for scaler in built.recorder.scalers if self.tracker else ():
+            if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
+                scaler._init_growth_tracker = self.tracker
+                if scaler._growth_tracker is not None:
+                    scaler._growth_tracker.fill_(self.tracker)
         custom = [i for i, info in enumerate(built.recorder.trace.scalers) if info.custom]
         self.forced = all(force_scale(built, built.recorder.scalers[i], self.scale) for i in custom)
 

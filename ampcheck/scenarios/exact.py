@@ -20,7 +20,7 @@ from ampcheck.scenarios.custom import ForceScale
 from ampcheck.scenarios.drive import Run
 from ampcheck.scenarios.spec import Spec
 from ampcheck.scenarios.stages import compare_at
-from ampcheck.trace.differences import Difference
+from ampcheck.trace.differences import Difference, common_factor, wrong_phase
 from ampcheck.trace.digest import Digest, digest
 from ampcheck.trace.events import Event
 from ampcheck.trace.recorder import Probe, Recorder
@@ -29,6 +29,7 @@ __all__ = ["Divergence", "Exactness", "Point", "exactness"]
 
 SCALE = 2.0**16
 GROWING_FROM = 2.0**10
+TINY = 2.0**-16
 GROWTH_INTERVAL = 2
 #: Differences up to here are rounding in FP32 (a clip's 1e-6 epsilon, logcumsumexp); true ones begin at 4e-2.
 NEGLIGIBLE = 2.0**-20
@@ -78,8 +79,9 @@ class Divergence:
         optimizer: index of the optimizer, or `None`.
         scale: the loss scale in force there.
         differences: stage -> what differs there, tensor by tensor.
-        site: the line to blame, as far as it can be told.
+        site: the line to blame, as far as it can be told; `writer` is the op on it, and `factor` what it multiplied by.
         values: for returned numbers: path -> (at scale 2^0, at the other scale).
+        divided: whether gradients that are the reference's before the scaler divides them are so at a tiny scale too.
     """
 
     kind: str
@@ -90,8 +92,10 @@ class Divergence:
     differences: dict[str, list[Difference]] = field(default_factory=dict)
     site: Any = None
     writer: str = ""
+    factor: float | None = None
     values: dict[str, tuple[float, float]] = field(default_factory=dict)
     message: str = ""
+    divided: bool = False
     step_event: Event | None = None
     run: Run | None = None
 
@@ -120,7 +124,7 @@ class Exactness:
 
 
 def _run(spec: Spec, scenario: str, policy: Policy, calls: int, **how: Any) -> tuple[Run, list[Point], bool]:
-    probe, force = DigestProbe(), ForceScale(policy.scale or 1.0)
+    probe, force = DigestProbe(), ForceScale(policy)
     run = spec.run(scenario, policy, calls=calls, probes=[*how.pop("probes", ()), probe], stage=force, **how)
     return run, probe.points, force.forced
 
@@ -292,6 +296,14 @@ def _settle(spec: Spec, result: Exactness, reference: Run, points: Sequence[Poin
     _measure(spec, result, points, found, calls, widen)
 
 
+def phase_of(found: Divergence) -> str:
+    return wrong_phase(found.differences, found.scale)
+
+
+def _before(found: Divergence) -> list[Difference]:
+    return found.differences.get("before unscale_") or found.differences.get("scaler.step") or []
+
+
 def _is_skip(found: Divergence) -> bool:
     trace = found.run.trace if found.run else None
     return trace is not None and any(not e.get("took") for e in trace.of("scaler_step") if e.get("done"))
@@ -318,7 +330,11 @@ def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Dive
             result.status = "inconclusive"
             result.reason = f"a difference of {effect:.0e} between loss scales does not stand out from the step's own spread of {result.spread:.0e}"
             return
-        found.site, found.writer = blame(
-            spec, scaled_policy(found.scenario, widen), calls, ordinal, found.differences, found.scale
-        )
+        if phase_of(found) == "scaled" and common_factor(_before(found), [1.0]) == 1.0:
+            # divided by hand, or cut to a norm that the reference is cut to as well? At a tiny scale nothing is cut.
+            tiny = Policy("float32", scale=TINY, growth_interval=HELD, widen=widen)
+            low = compare_at(spec, reference_policy(widen), tiny, calls, ordinal)
+            found.divided = common_factor(low.get("before unscale_") or low.get("scaler.step") or [], [1.0]) == 1.0
+        blamed = blame(spec, scaled_policy(found.scenario, widen), calls, ordinal, found.differences, found.scale)
+        found.site, found.writer, found.factor = blamed.site, blamed.op, blamed.factor
     result.status, result.divergence = "diverged", found

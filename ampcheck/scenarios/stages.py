@@ -101,8 +101,8 @@ def compare_at(spec: Spec, reference: Policy, other: Policy, calls: int, ordinal
             if t is not None and b is not None
         ]
 
-    spec.run("focus", reference, calls=calls, probes=[StageProbe(ordinal, keep)], stage=ForceScale(reference.scale or 1.0))
-    run = spec.run("focus", other, calls=calls, probes=[StageProbe(ordinal, compare)], stage=ForceScale(other.scale or 1.0))
+    spec.run("focus", reference, calls=calls, probes=[StageProbe(ordinal, keep)], stage=ForceScale(reference))
+    run = spec.run("focus", other, calls=calls, probes=[StageProbe(ordinal, compare)], stage=ForceScale(other))
     if not last:
         return {}
     target = last[0]
