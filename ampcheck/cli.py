@@ -10,11 +10,14 @@ from collections.abc import Sequence
 
 import ampcheck
 from ampcheck.errors import UsageError
+from ampcheck.facts import cli as facts
 from ampcheck.registry import Check, expand, load_checks
 
 __all__ = ["main"]
 
-EXIT_CODES = "exit codes: 0 all is well, 2 the command line is wrong (an unknown check, for one)"
+EXIT_CODES = (
+    "exit codes: 0 all is well, 1 `facts --diff` found differences, 2 the command line is wrong (an unknown check, for one)"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listing.add_argument("ids", nargs="*", metavar="ID", help="only these: ids or prefixes, such as AMP1")
     explain = commands.add_parser("explain", help="why a check exists, and how to mend or silence it", epilog=EXIT_CODES)
     explain.add_argument("ids", nargs="+", metavar="ID", help="ids or prefixes, such as AMP102")
+    facts.add_arguments(
+        commands.add_parser("facts", help="the autocast table of a device and torch version, and what moved between two")
+    )
     options = parser.parse_args(arguments)
+    if options.command == "facts":
+        return facts.main(options)
     try:
         found = expand(options.ids, f"ampcheck {options.command}") if options.ids else list(load_checks())
     except UsageError as error:
