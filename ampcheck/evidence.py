@@ -11,6 +11,7 @@ from ampcheck.trace.events import Trace
 if TYPE_CHECKING:
     from ampcheck.scenarios.drive import Run
     from ampcheck.scenarios.exact import Exactness
+    from ampcheck.scenarios.origin import Origins
     from ampcheck.scenarios.overflow import Overflow
     from ampcheck.scenarios.precision import Precision
     from ampcheck.scenarios.resume import Resume
@@ -27,6 +28,7 @@ class Evidence:
         natural: the run as written; its trace is there even if it raised.
         exact: FP32 over loss scales; `overflow`, `resume`, `recovery`: the scenarios of those names.
         precision: dtypes of parameters, optimizer state and averages, of the natural run and of one without 16-bit rounding.
+        origin: where the first NaN or inf came from; `None` where nothing gave reason to ask.
         discrepancies: where a copy of the contract's own scaler does not do what the reference model does.
         not_run: scenario -> why there is no evidence of it.
         declared: what `Training` declared that checks care about.
@@ -40,6 +42,7 @@ class Evidence:
     precision: Precision | None = None
     resume: Resume | None = None
     recovery: Run | None = None
+    origin: Origins | None = None
     discrepancies: list[Any] | None = None
     not_run: dict[str, str] = field(default_factory=dict)
     declared: Mapping[str, Any] = field(default_factory=dict)

@@ -181,6 +181,7 @@ def _gather(spec: Any, budget: float | None) -> Evidence:
 def _plan(spec: Any, evidence: Evidence) -> Iterator[tuple[str, Callable[[], None]]]:
     from ampcheck.scenarios.exact import exactness
     from ampcheck.scenarios.natural import needed_calls, recovery
+    from ampcheck.scenarios.origin import calls_in_doubt, overflow_origin
     from ampcheck.scenarios.overflow import overflow
     from ampcheck.scenarios.precision import precision
     from ampcheck.scenarios.resume import resume
@@ -193,6 +194,13 @@ def _plan(spec: Any, evidence: Evidence) -> Iterator[tuple[str, Callable[[], Non
     state = evidence.precision
     if state is not None and state.suspicious():
         yield "precision", lambda: precision(spec, state, max(usable, 1))
+    doubt = calls_in_doubt(evidence.natural)
+
+    def run_origin() -> None:
+        evidence.origin = overflow_origin(spec, evidence.natural, doubt)
+
+    if doubt:
+        yield "origin", run_origin
     if usable < 1:
         for name in ("exact", "overflow", "resume", "scaler"):
             evidence.not_run[name] = "the step raises in its first call"

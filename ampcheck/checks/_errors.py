@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ampcheck.evidence import Evidence
@@ -9,6 +10,9 @@ from ampcheck.findings import Location
 from ampcheck.trace.events import Event, Raised, Trace
 
 __all__ = ["Cause", "cause", "causes"]
+
+#: What torch and its extensions say when two dtypes meet.
+_DTYPES_MEET = re.compile(r"same dtype|scalar type|dtypes? (?:mis)?match|dtypes to match|data type|expected .*(?:half|float|bfloat16)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,18 @@ def cause(trace: Trace, raised: Raised, scenario: str = "natural") -> Cause:
     message, last = raised.message, _last(trace, raised)
     since = trace.events[last.index + 1 :] if last is not None else []
     backward_since = any(e.kind == "backward" for e in since)
+    direct = [
+        e
+        for e in since
+        if e.kind == "optimizer_step" and e.optimizer == raised.optimizer and trace.inside(e, "scaler_step") is None
+    ]
+    if direct and ("already been called" in message or "after step()" in message):
+        return found(
+            "AMP103",
+            "the optimizer is stepped outside the scaler, which still waits for its step and update",
+            "call scaler.step(optimizer) and scaler.update() instead of optimizer.step()",
+            direct[0].site,
+        )
     if "unscale_() has already been called" in message and last is not None:
         new_window = last.call != raised.call and any(e.get("cleared") for e in since if e.kind == "backward")
         if new_window:
@@ -93,10 +109,7 @@ def cause(trace: Trace, raised: Raised, scenario: str = "natural") -> Cause:
         return found(
             "AMP103", "a closure is given to scaler.step()", "run the closure before scaler.step(), and step without it"
         )
-    message = raised.message
-    if "unscale FP16 gradients" in message or "not implemented for 'BFloat16'" in message or "not implemented for 'Half'" in message:
-        return Cause("AMP307", f"parameters or gradients are 16-bit ({text})", raised.site, "", scenario, raised)
-    return Cause("AMP111", text, raised.site, "", scenario, raised)
+    return _precision(raised, text, scenario)
 
 
 def _last(trace: Trace, raised: Raised) -> Event | None:
@@ -145,3 +158,24 @@ def _no_gradients(trace: Trace, raised: Raised, found: object) -> Cause:
         "leave out the whole iteration, or return a loss that depends on the parameters",
     )
     return result
+
+
+def _precision(raised: Raised, text: str, scenario: str) -> Cause:
+    """Errors of torch's own that come of dtypes: two that meet, a recomputation that saves other tensors, a constant out of range."""
+    message = raised.message
+    if "unscale FP16 gradients" in message or "not implemented for 'BFloat16'" in message or "not implemented for 'Half'" in message:
+        return Cause("AMP307", f"parameters or gradients are 16-bit ({text})", raised.site, "", scenario, raised)
+    if raised.function is not None and _DTYPES_MEET.search(message):
+        name, side = raised.function
+        fix = "give custom_fwd cast_inputs=, or cast the inputs to one dtype by hand"
+        if side == "backward":
+            fix = "decorate backward with torch.amp.custom_bwd and forward with custom_fwd, or cast the gradient to the dtype of what was saved"
+        return Cause("AMP308", f"two dtypes meet in the {side} of {name} ({text})", raised.site, fix, scenario, raised)
+    if raised.type == "CheckpointError":
+        seen = f"the recomputation of a checkpoint does not save what the forward saved ({text})"
+        fix = "make the region do the same twice: no cast or cache that the first forward leaves for the second"
+        return Cause("AMP309", seen, raised.site, fix, scenario, raised)
+    if "without overflow" in message and "cannot be converted" in message:
+        seen = f"a constant that 16 bits cannot hold is written into a 16-bit tensor ({text})"
+        return Cause("AMP111", seen, raised.site, "take the constant from torch.finfo(tensor.dtype), or work in FP32 here", scenario, raised)
+    return Cause("AMP111", text, raised.site, "", scenario, raised)

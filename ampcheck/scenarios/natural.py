@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ampcheck.policy import Policy
-from ampcheck.scenarios.drive import Built, Run, Stage
+from ampcheck.scenarios.drive import Built, Run, Stage, Together
+from ampcheck.scenarios.origin import FlowStage
 from ampcheck.scenarios.precision import PrecisionProbe
 from ampcheck.scenarios.spec import Spec
 from ampcheck.trace.events import Event
@@ -36,10 +37,12 @@ class ScheduleProbe(Probe):
 
 def natural(spec: Spec) -> Run:
     """Run the contract as written."""
+    flow = FlowStage()
     with watch_casts() as sites:
         state = PrecisionProbe(sites)
-        run = spec.run("natural", Policy(), calls=None, probes=[ScheduleProbe(), state], inspect_graph=True, stage=state)
-    run.notes["precision"] = state.result
+        stage, probes = Together(flow, state), [ScheduleProbe(), state]
+        run = spec.run("natural", Policy(), calls=None, probes=probes, inspect_graph=True, stage=stage)
+    run.notes["flow"], run.notes["precision"] = flow.flow, state.result
     return run
 
 

@@ -74,6 +74,7 @@ class Raised:
         message: its text.
         site: deepest line of user code.
         during: kind of the event it came out of, such as `unscale`, with its `scaler` and `optimizer`.
+        function: the custom autograd Function it came out of, and "forward" or "backward".
     """
 
     call: int
@@ -83,6 +84,7 @@ class Raised:
     during: str | None = None
     scaler: int | None = None
     optimizer: int | None = None
+    function: tuple[str, str] | None = None
 
     def __str__(self) -> str:
         first = self.message.strip().split("\n")[0]

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.trace import graph
 from ampcheck.trace.events import Event, OptimizerInfo, Raised, Trace
 from ampcheck.trace.ledger import Ledger
 from ampcheck.trace.patches import PatchSet
+from ampcheck.trace.place import function_of
 from ampcheck.trace.scaler_watch import ScalerWatch, describe
 from ampcheck.trace.sources import user_site
 
@@ -73,6 +75,7 @@ class Recorder:
         self.scaler_watch = ScalerWatch(self)
         self._stepping: list[int] = []
         self.engine_depth = 0
+        self.create_graph = False
         self._thread = threading.get_ident()
 
     # -- identities -------------------------------------------------------------------------------------------------
@@ -126,7 +129,7 @@ class Recorder:
     def raised(self, error: BaseException, site: Any) -> Raised:
         """Describe an exception that came out of the contract."""
         during = getattr(error, "__ampcheck_during__", (None, None, None))
-        return Raised(self.call, type(error).__name__, str(error), site, *during)
+        return Raised(self.call, type(error).__name__, str(error), site, *during, function_of(error))
 
     def current_scale(self, scaler: Any) -> float:
         """The scale that is in force now, without leaving an event; 1 where there is none to be had."""
@@ -177,7 +180,8 @@ class Recorder:
             accumulates = bool(kwargs.get("accumulate_grad", args[5] if len(args) > 5 else False))
             facts: dict[str, Any] = {"accumulates": accumulates, "in_autocast": torch.is_autocast_enabled(device)}
             if self.inspect_graph:
-                facts.update(graph.inspect(roots, seeds, self.scaled_nodes))
+                with _disable_current_modes():  # autograd hands out saved constants that a dispatch mode cannot pass on
+                    facts.update(graph.inspect(roots, seeds, self.scaled_nodes))
             for optimizer in self.optimizers:
                 self.ledger.watch(optimizer)
             facts["cleared"] = self.ledger.before_backward()
@@ -185,6 +189,7 @@ class Recorder:
                 probe.backward_starts(self)
             with self.around("backward", **facts) as event:
                 self.engine_depth += 1
+                self.create_graph = bool(kwargs.get("create_graph", args[2] if len(args) > 2 else False))
                 try:
                     result = original(roots, *args, **kwargs)
                 finally:
