@@ -29,6 +29,8 @@ __all__ = ["Lesson", "Pupil", "Teacher"]
 #: Steps of one optimizer that are compared in one unit; a call may hold a whole epoch.
 STEPS = 4
 SEED = 4321
+#: Tensors with more elements than this are looked upon as data.
+_LARGE = 2**20
 Key = tuple[Any, ...]
 
 
@@ -149,11 +151,10 @@ class Teacher(_Unit):
             self.lessons.append(lesson)
 
     def _copy(self, key: Key, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy, or the last one if the tensor was not written since."""
-        try:
-            version = (id(tensor), tensor._version)
-        except RuntimeError:  # an inference tensor
+        """A copy; of large data the last one if it was not written since (kernels do not count what they write to statistics)."""
+        if tensor.numel() <= _LARGE or key[0] or isinstance(tensor, torch.nn.Parameter) or tensor.is_inference():
             return _host(tensor)
+        version = (id(tensor), tensor._version)
         known = self._versions.get(key)
         if known is None or known[:2] != version:
             known = self._versions[key] = (*version, _host(tensor))
