@@ -193,7 +193,7 @@ def quiet_torch(device: str) -> Iterator[None]:
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
-        torch.random.fork_rng(devices=None if device == "cuda" else []),
+        torch.random.fork_rng(devices=[torch.cuda.current_device()] if device == "cuda" else []),
         torch.enable_grad(),
         torch.autocast(device, enabled=False),
     ):
