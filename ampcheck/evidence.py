@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ampcheck.trace.events import Trace
+from ampcheck.trace.ops import Census
 
 if TYPE_CHECKING:
+    from ampcheck.facts import Table
     from ampcheck.scenarios.drive import Run
     from ampcheck.scenarios.exact import Exactness
     from ampcheck.scenarios.origin import Origins
@@ -29,6 +31,7 @@ class Evidence:
         exact: FP32 over loss scales; `overflow`, `resume`, `recovery`: the scenarios of those names.
         precision: dtypes of parameters, optimizer state and averages, of the natural run and of one without 16-bit rounding.
         origin: where the first NaN or inf came from; `None` where nothing gave reason to ask.
+        facts: what autocast really does on this device under this torch, as measured.
         discrepancies: where a copy of the contract's own scaler does not do what the reference model does.
         not_run: scenario -> why there is no evidence of it.
         declared: what `Training` declared that checks care about.
@@ -43,6 +46,7 @@ class Evidence:
     resume: Resume | None = None
     recovery: Run | None = None
     origin: Origins | None = None
+    facts: Table | None = None
     discrepancies: list[Any] | None = None
     not_run: dict[str, str] = field(default_factory=dict)
     declared: Mapping[str, Any] = field(default_factory=dict)
@@ -52,6 +56,12 @@ class Evidence:
     def trace(self) -> Trace:
         """The natural run's trace."""
         return self.natural.trace
+
+    @property
+    def census(self) -> Census:
+        """The ops of the natural run; an empty census where none was taken."""
+        found = self.natural.notes.get("census")
+        return found if isinstance(found, Census) else Census(failed="no census was taken")
 
     def scaler_in_use(self) -> bool:
         """Whether an enabled scaler scaled, unscaled or stepped anything in the natural run."""

@@ -20,7 +20,7 @@ from ampcheck.findings import Level, Location
 if TYPE_CHECKING:
     from ampcheck.evidence import Evidence
 
-__all__ = ["CHECKS", "Check", "Fault", "Inconclusive", "NotRun", "check", "expand", "load_checks", "matches"]
+__all__ = ["CHECKS", "Check", "Fault", "Inconclusive", "Note", "NotRun", "check", "expand", "load_checks", "matches"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,14 @@ class NotRun:
     reason: str
 
 
-Result = Fault | Inconclusive | NotRun
+@dataclass(frozen=True)
+class Note:
+    """The rule holds as far as the user's code goes; `reason` says what is worth knowing all the same (a kernel's own rounding)."""
+
+    reason: str
+
+
+Result = Fault | Inconclusive | NotRun | Note
 CheckFunction = Callable[["Evidence"], Iterator[Result]]
 
 
@@ -65,7 +72,7 @@ class Check:
         expected: one line: what must hold.
         fix: one line: what usually mends it.
         follows: ids whose faults, if present in the same contract, explain a fault of this check.
-        function: a pure function of the evidence; yields faults, or why there is no verdict; nothing is "passed".
+        function: a pure function of the evidence; yields faults, or why there is no verdict; nothing, or a note, is "passed".
         per_dtype: whether there is one item for each 16-bit dtype.
     """
 

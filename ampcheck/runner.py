@@ -12,10 +12,10 @@ from typing import Any
 from ampcheck import config
 from ampcheck.checks._state import table
 from ampcheck.contract import Options, Training
-from ampcheck.errors import ContractError, ScenarioTimeout
+from ampcheck.errors import ContractError, ScenarioTimeout, UsageError
 from ampcheck.evidence import Evidence
 from ampcheck.findings import ContractReport, Finding, Level, Location, Outcome, Report, Verdict
-from ampcheck.registry import Check, Fault, Inconclusive, load_checks, matches
+from ampcheck.registry import Check, Fault, Inconclusive, Note, load_checks, matches
 from ampcheck.trace.events import Trace
 
 __all__ = ["check", "environment", "judge"]
@@ -156,6 +156,7 @@ def _gather(spec: Any, budget: float | None) -> Evidence:
         spec.make_step = _declaring(spec.make_step, spec.name, declared)
         evidence = Evidence(spec.name, spec.device, natural(spec), declared=declared)
         evidence.precision = evidence.natural.notes.pop("precision", None)
+        evidence.facts = _table(spec.device)
     except (ContractError, ScenarioTimeout) as error:
         empty.natural.trace.raised = Raised(-1, type(error).__name__, str(error), _site_of(spec.make_step))
         return empty
@@ -233,6 +234,16 @@ def _plan(spec: Any, evidence: Evidence) -> Iterator[tuple[str, Callable[[], Non
             evidence.not_run["resume"] = "the step may be called fewer than three times after one build"
     if drivers and trace.raised is None and not any(e.get("took") for e in trace.of("scaler_step", "optimizer_step")):
         yield "recovery", run_recovery
+
+
+def _table(device: str) -> Any:
+    """The autocast table of this device and torch; `None` if there is none and none can be measured."""
+    from ampcheck import facts
+
+    try:
+        return facts.load(device)
+    except UsageError:
+        return None
 
 
 def _declaring(make_step: Callable[[], object], name: str, declared: dict[str, Any]) -> Callable[[], object]:
@@ -364,6 +375,8 @@ def _verdict(
         return verdict("failed", "XPASS(strict)")
     if isinstance(result, Inconclusive):
         return verdict("inconclusive", result.reason)
+    if isinstance(result, Note):
+        return verdict("passed", result.reason)
     if result is not None:
         return verdict("not-run", result.reason)
     return verdict("passed")

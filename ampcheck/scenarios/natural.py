@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ampcheck.policy import Policy
+from ampcheck.scenarios.census import CensusStage
 from ampcheck.scenarios.drive import Built, Run, Stage, Together
 from ampcheck.scenarios.origin import FlowStage
 from ampcheck.scenarios.precision import PrecisionProbe
@@ -37,12 +38,12 @@ class ScheduleProbe(Probe):
 
 def natural(spec: Spec) -> Run:
     """Run the contract as written."""
-    flow = FlowStage()
+    flow, census = FlowStage(), CensusStage()
     with watch_casts() as sites:
         state = PrecisionProbe(sites)
-        stage, probes = Together(flow, state), [ScheduleProbe(), state]
+        stage, probes = Together(census, flow, state), [ScheduleProbe(), census.probe, state]
         run = spec.run("natural", Policy(), calls=None, probes=probes, inspect_graph=True, stage=stage)
-    run.notes["flow"], run.notes["precision"] = flow.flow, state.result
+    run.notes["flow"], run.notes["precision"], run.notes["census"] = flow.flow, state.result, census.census
     return run
 
 

@@ -31,7 +31,7 @@ def inspect(
     Returns:
         `scaled_by`: indices of the scalers whose output is in the scalar part of the graph; `divisor`: the constant that
         the loss was divided by (1 if none); `hand_scale`: a large constant factor or seed; `dtypes`: 16-bit dtypes that
-        gradients pass through.
+        gradients pass through; `loss_dtypes`: dtypes of the scalars that the loss is put together from.
     """
     scaled_by: set[int] = set()
     divisor, hand_scale = 1.0, 1.0
@@ -52,6 +52,7 @@ def inspect(
         "divisor": divisor,
         "hand_scale": hand_scale if hand_scale >= HAND_SCALE else None,
         "dtypes": sorted(dtypes),
+        "loss_dtypes": sorted(_scalar_dtypes(roots)),
     }
 
 
@@ -111,5 +112,23 @@ def _low_precision(roots: Sequence[torch.Tensor]) -> set[str]:
             dtype = getattr(meta, "dtype", None)
             if dtype in (torch.float16, torch.bfloat16):
                 found.add(str(dtype).removeprefix("torch."))
+        queue.extend(branch for branch, _ in node.next_functions if branch is not None)
+    return found
+
+
+def _scalar_dtypes(roots: Sequence[torch.Tensor]) -> set[str]:
+    """Dtypes of the scalars (no dimensions) between the root and the first tensor that is none, on each branch."""
+    found: set[str] = set()
+    queue = deque(r.grad_fn for r in roots if isinstance(r, torch.Tensor) and r.numel() == 1 and r.grad_fn is not None)
+    seen: set[Any] = set()
+    while queue and len(seen) < NODE_LIMIT:
+        node = queue.popleft()
+        if node in seen:
+            continue
+        seen.add(node)
+        outputs = getattr(node, "_input_metadata", ())
+        if not outputs or any(len(meta.shape) for meta in outputs):
+            continue
+        found.update(str(meta.dtype).removeprefix("torch.") for meta in outputs)
         queue.extend(branch for branch, _ in node.next_functions if branch is not None)
     return found

@@ -15,10 +15,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck.findings import Location
 from ampcheck.trace import graph
 from ampcheck.trace.events import Event, OptimizerInfo, Raised, Trace
 from ampcheck.trace.ledger import Ledger
 from ampcheck.trace.patches import PatchSet
+from ampcheck.trace.regions import Regions
 from ampcheck.trace.place import function_of
 from ampcheck.trace.scaler_watch import ScalerWatch, describe
 from ampcheck.trace.sources import user_site
@@ -73,6 +75,7 @@ class Recorder:
         self._handles: list[Any] = []
         self.open: list[int] = []
         self.scaler_watch = ScalerWatch(self)
+        self.regions = Regions()
         self._stepping: list[int] = []
         self.engine_depth = 0
         self.create_graph = False
@@ -209,18 +212,13 @@ class Recorder:
     # -- autocast ---------------------------------------------------------------------------------------------------
 
     def _patch_autocast(self) -> None:
-        cls: Any = torch.amp.autocast_mode.autocast
-        enter = cls.__enter__
+        def entered(region: Any, asked: bool, site: Location | None) -> None:
+            dtype = str(region.fast_dtype).removeprefix("torch.")
+            self.emit("autocast", device=region.device, enabled=region._enabled, asked=asked, dtype=dtype, site=site)
+            if region._enabled:
+                self.trace.autocast.setdefault(region.device, set()).add(dtype)
 
-        def entered(region: Any) -> Any:
-            wanted = (region._enabled, str(region.fast_dtype).removeprefix("torch."))
-            result = enter(region)
-            self.emit("autocast", device=region.device, enabled=wanted[0], dtype=wanted[1])
-            if wanted[0]:
-                self.trace.autocast.setdefault(region.device, set()).add(wanted[1])
-            return result
-
-        self.patches.set(cls, "__enter__", entered)
+        self.regions.install(self.patches, entered)
 
     # -- the optimizer ----------------------------------------------------------------------------------------------
 

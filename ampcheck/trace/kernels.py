@@ -1,0 +1,114 @@
+"""Which ops a census counts, and what it reads from their arguments: families, FLOPs, sizes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from ampcheck.trace.flow import MATMULS
+
+__all__ = ["VIEWS", "Plan", "dims_of", "floats", "flops_of", "long_sum"]
+
+NORMS = frozenset(
+    {
+        "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
+        "miopen_batch_norm", "_batch_norm_impl_index", "batch_norm_stats", "native_layer_norm", "native_group_norm",
+        "_fused_rms_norm",
+    }
+)  # fmt: skip
+LOSSES = frozenset(
+    {
+        "mse_loss", "smooth_l1_loss", "huber_loss", "nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy",
+        "binary_cross_entropy_with_logits", "soft_margin_loss", "multi_margin_loss", "multilabel_margin_loss_forward",
+        "_ctc_loss", "_cudnn_ctc_loss",
+    }
+)  # fmt: skip
+SENSITIVE = frozenset(
+    {
+        "_softmax", "_log_softmax", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow",
+        "linalg_vector_norm", "norm", "cumsum", "cumprod", "logcumsumexp", "logsumexp", "prod", "tan", "acos", "asin",
+        "erfinv", "cosh", "sinh",
+    }
+)  # fmt: skip
+REDUCTIONS = frozenset({"mean", "sum"})
+_FAMILIES = {"matmul": MATMULS, "norm": NORMS, "loss": LOSSES, "sensitive": SENSITIVE, "reduction": REDUCTIONS}
+_FAMILY = {name: family for family, names in _FAMILIES.items() for name in names}
+#: Ops that a tag is made by, or looked for at.
+_TRACED = frozenset(
+    {
+        "_to_copy", "mul", "div", "add", "sub", "rsub", "square", "rsqrt", "sqrt", "reciprocal", "clamp", "clamp_min",
+        "clamp_max", "maximum", "clone", "var", "var_mean", "std", "std_mean", "sigmoid", "sin", "cos", "gather",
+        "index",
+    }
+)  # fmt: skip
+#: Ops that only look at a tensor differently, or make an empty one: they say nothing about precision.
+VIEWS = frozenset(
+    {
+        "view", "_unsafe_view", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select",
+        "detach", "alias", "as_strided", "split", "split_with_sizes", "unbind", "lift_fresh", "empty", "empty_like",
+        "new_empty", "new_empty_strided", "empty_strided", "_reshape_alias", "is_same_size", "narrow", "diagonal",
+        "unfold", "_local_scalar_dense",
+    }
+)  # fmt: skip
+#: From this many terms on a sum counts as long.
+LONG_SUM = 4096
+
+
+class Plan:
+    """What to do at an op: read from its name once."""
+
+    __slots__ = ("arguments", "base", "family", "flops", "name", "traced")
+
+    def __init__(self, func: Any) -> None:
+        self.name = str(func._schema.name).rpartition("::")[2]
+        self.base = self.name.removesuffix("_")
+        self.family = _FAMILY.get(self.base, "")
+        self.traced = self.base in _TRACED or self.base in ("pow", "mean", "sum", "log", "_softmax", "_log_softmax")
+        self.flops: Callable[..., Any] | None = flop_registry.get(func._overloadpacket)
+        self.arguments = [a.name for a in func._schema.arguments]
+
+
+def floats(values: Sequence[Any]) -> list[torch.Tensor]:
+    """The floating-point tensors among values and in lists of them; complex and integer ones are not counted."""
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.is_floating_point():
+                found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [v for v in value if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    return found
+
+
+def flops_of(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float:
+    """By torch's own formulas; for what they leave out, twice the product of the operands' sizes over the size they share."""
+    if plan.flops is not None:
+        with contextlib.suppress(Exception):  # a formula that does not know this shape
+            return float(plan.flops(*args, **kwargs, out_val=result))
+    sizes = [t.numel() for t in floats(args)]
+    if len(sizes) < 2:
+        return 0.0
+    x = floats(args)[0]
+    return 2.0 * sum(sizes[1:]) * max(1, sizes[0] // max(1, x.shape[-1] if x.dim() else 1))
+
+
+def long_sum(plan: Plan, given: list[torch.Tensor], out: list[torch.Tensor]) -> int:
+    """How many terms a long sum adds up; 0 for any other."""
+    terms = given[0].numel() // max(1, out[0].numel()) if plan.base == "sum" and given else 0
+    return terms if terms >= LONG_SUM else 0
+
+
+def dims_of(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
+    """(m, k, n) of a product, (positions, channels in, channels out) of a convolution; m is the batch and may be anything."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    if name in ("mm", "addmm", "_addmm_activation") and len(tensors) >= 2 and tensors[-1].dim() == 2:
+        left, right = tensors[-2:]
+        return left.shape[0], left.shape[-1], right.shape[-1]
+    if name in ("convolution", "cudnn_convolution", "mkldnn_convolution") and len(tensors) >= 2:
+        weight = tensors[1]
+        return tensors[0].shape[0], weight.shape[1], weight.shape[0]
+    return ()
