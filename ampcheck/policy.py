@@ -170,6 +170,8 @@ def _force_autocast(patches: PatchSet, dtype: torch.dtype) -> None:
         finally:
             region.fast_dtype = written
 
+    if dtype is torch.float32:
+        _keep_recurrences(patches)
     cast = torch.amp.autocast_mode._cast
 
     def cast_inputs(value: Any, device_type: str, wanted: torch.dtype) -> Any:
@@ -178,6 +180,21 @@ def _force_autocast(patches: PatchSet, dtype: torch.dtype) -> None:
     patches.set(cls, "__init__", made)
     patches.set(cls, "__enter__", entered)
     patches.set(torch.amp.autocast_mode, "_cast", cast_inputs)
+
+
+def _keep_recurrences(patches: PatchSet) -> None:
+    """cuDNN's recurrences run in half under any autocast region, whatever its dtype: in an FP32 world they are taken out of it."""
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        original = getattr(torch._VF, name)
+
+        def recurrence(*args: Any, _original: Any = original) -> Any:
+            if not torch.is_autocast_enabled("cuda"):
+                return _original(*args)
+            args = tree_map_only(torch.Tensor, lambda t: t.float() if t.dtype in LOW_PRECISION else t, args)
+            with torch.autocast("cuda", enabled=False):
+                return _original(*args)
+
+        patches.set(torch._VF, name, recurrence)
 
 
 @contextlib.contextmanager

@@ -68,6 +68,8 @@ class Ledger:
         self._entries: dict[int, Entry] = {}
         self._parameters: dict[int, torch.Tensor] = {}
         self.generation: dict[int, int] = {}
+        #: Parameters that a `zero_grad` was called for since the last backward: zeros there were put, not computed.
+        self.zeroed: set[int] = set()
 
     def watch(self, optimizer: Any) -> list[torch.Tensor]:
         """The parameters of an optimizer as they are now, each with an entry."""
@@ -110,6 +112,7 @@ class Ledger:
 
     def after_backward(self, site: Location | None) -> list[torch.Tensor]:
         """Autograd has run: which parameters did it add to?"""
+        self.zeroed.clear()
         added: list[torch.Tensor] = []
         for id_, p in self._parameters.items():
             entry, grad = self._entries[id_], p.grad
@@ -142,6 +145,7 @@ class Ledger:
         grads = reused = tainted = received = 0
         site: Location | None = None
         left: list[torch.Tensor] = []
+        zeroed = True
         ages: dict[int, int] = {}
         for p in parameters:
             entry, grad = self._entries[id(p)], p.grad
@@ -150,6 +154,7 @@ class Ledger:
                 continue
             grads += 1
             left.append(grad)
+            zeroed &= id(p) in self.zeroed
             key = _key(grad)
             if entry.used_by == optimizer and entry.key == key and not entry.fresh and not in_backward:
                 reused += 1
@@ -162,7 +167,7 @@ class Ledger:
             if entry.fresh:
                 for scaler, generation in entry.generations.items():
                     ages[scaler] = max(ages.get(scaler, 0), self.generation.get(scaler, 0) - generation)
-        cleared = bool(received) and not reused and (not left or all_zero(left))
+        cleared = bool(received) and not reused and (not left or (zeroed and all_zero(left)))
         return {
             "grads": grads,
             "reused": reused,
