@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ampcheck.scenarios.overflow import Overflow
     from ampcheck.scenarios.precision import Precision
     from ampcheck.scenarios.resume import Resume
+    from ampcheck.trace.deviations import Parity
 
 __all__ = ["Evidence"]
 
@@ -29,10 +30,12 @@ class Evidence:
         contract, device: which one.
         natural: the run as written; its trace is there even if it raised.
         exact: FP32 over loss scales; `overflow`, `resume`, `recovery`: the scenarios of those names.
-        precision: dtypes of parameters, optimizer state and averages, of the natural run and of one without 16-bit rounding.
         origin: where the first NaN or inf came from; `None` where nothing gave reason to ask.
+        precision: dtypes of parameters, optimizer state and averages, of the natural run and of one without 16-bit rounding.
         facts: what autocast really does on this device under this torch, as measured.
         discrepancies: where a copy of the contract's own scaler does not do what the reference model does.
+        parity: policy ("as-written", or a declared dtype) -> how gradients, updates and numbers compare with FP32.
+        policy: the one that a check which is judged for each dtype is to judge.
         not_run: scenario -> why there is no evidence of it.
         declared: what `Training` declared that checks care about.
     """
@@ -48,6 +51,8 @@ class Evidence:
     origin: Origins | None = None
     facts: Table | None = None
     discrepancies: list[Any] | None = None
+    parity: dict[str, Parity] = field(default_factory=dict)
+    policy: str = "as-written"
     not_run: dict[str, str] = field(default_factory=dict)
     declared: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -61,7 +66,7 @@ class Evidence:
     def census(self) -> Census:
         """The ops of the natural run; an empty census where none was taken."""
         found = self.natural.notes.get("census")
-        return found if isinstance(found, Census) else Census(failed="no census was taken")
+        return found if isinstance(found, Census) else Census(failed=self.natural.notes.get("unwatched", "no census was taken"))
 
     def scaler_in_use(self) -> bool:
         """Whether an enabled scaler scaled, unscaled or stepped anything in the natural run."""

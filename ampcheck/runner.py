@@ -16,9 +16,13 @@ from ampcheck.errors import ContractError, ScenarioTimeout, UsageError
 from ampcheck.evidence import Evidence
 from ampcheck.findings import ContractReport, Finding, Level, Location, Outcome, Report, Verdict
 from ampcheck.registry import Check, Fault, Inconclusive, Note, load_checks, matches
+from ampcheck.trace.deviations import headroom
 from ampcheck.trace.events import Trace
 
 __all__ = ["check", "environment", "judge"]
+
+#: A check's id and the policy it is judged under: "as-written", or a declared dtype.
+Item = tuple[str, str]
 
 
 def check(make_step: Callable[[], object], *, device: str | None = None, name: str | None = None, **options: Any) -> Report:
@@ -109,12 +113,13 @@ def judge(
     spec = Spec(make_step, contract, device, timeout, progress)
     report = ContractReport(contract, device)
     with _threads():
-        evidence = _gather(spec, settings.budget)
+        evidence = _gather(spec, settings.budget, merged.dtypes)
     evidence.environment = environment(device)
     report.costs = list(spec.costs.values())
     report.facts = {"scale": _scale_history(evidence.trace), "notes": sorted(set(evidence.not_run.values()))}
     if evidence.precision is not None:
         report.facts["optimizer state"] = table(evidence.precision)
+    report.facts["headroom"] = {policy: headroom(one) for policy, one in evidence.parity.items()}
     _decide(report, evidence, merged)
     return report
 
@@ -142,7 +147,7 @@ def _threads() -> Any:
     return limited()
 
 
-def _gather(spec: Any, budget: float | None) -> Evidence:
+def _gather(spec: Any, budget: float | None, dtypes: tuple[str, ...] | None = None) -> Evidence:
     """Run the scenarios, the cheapest families first; what one of them cannot do does not keep the others from running."""
     from ampcheck.scenarios.drive import Run
     from ampcheck.trace.events import Raised
@@ -163,7 +168,7 @@ def _gather(spec: Any, budget: float | None) -> Evidence:
     trace = evidence.trace
     if trace.raised is not None and trace.raised.call < 0:
         return evidence
-    for name, scenario in _plan(spec, evidence):
+    for name, scenario in _plan(spec, evidence, dtypes):
         if budget is not None and time.perf_counter() - began > budget:
             evidence.not_run[name] = f"budget of {budget:g} s"
             continue
@@ -179,11 +184,12 @@ def _gather(spec: Any, budget: float | None) -> Evidence:
     return evidence
 
 
-def _plan(spec: Any, evidence: Evidence) -> Iterator[tuple[str, Callable[[], None]]]:
+def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iterator[tuple[str, Callable[[], None]]]:
     from ampcheck.scenarios.exact import exactness
     from ampcheck.scenarios.natural import needed_calls, recovery
     from ampcheck.scenarios.origin import calls_in_doubt, overflow_origin
     from ampcheck.scenarios.overflow import overflow
+    from ampcheck.scenarios.parity import parity
     from ampcheck.scenarios.precision import precision
     from ampcheck.scenarios.resume import resume
     from ampcheck.scenarios.scaler import scaler_discrepancies
@@ -192,9 +198,6 @@ def _plan(spec: Any, evidence: Evidence) -> Iterator[tuple[str, Callable[[], Non
     steps = [e for e in trace.of("scaler_step") if e.get("enabled") and e.get("grads")]
     drivers = {e.optimizer: e.scaler for e in steps if e.optimizer is not None and e.scaler is not None}
     usable = trace.calls if trace.raised is None else trace.raised.call
-    state = evidence.precision
-    if state is not None and state.suspicious():
-        yield "precision", lambda: precision(spec, state, max(usable, 1))
     doubt = calls_in_doubt(evidence.natural)
 
     def run_origin() -> None:
@@ -202,8 +205,11 @@ def _plan(spec: Any, evidence: Evidence) -> Iterator[tuple[str, Callable[[], Non
 
     if doubt:
         yield "origin", run_origin
+    state = evidence.precision
+    if state is not None and state.suspicious():
+        yield "precision", lambda: precision(spec, state, max(usable, 1))
     if usable < 1:
-        for name in ("exact", "overflow", "resume", "scaler"):
+        for name in ("exact", "overflow", "resume", "scaler", "parity"):
             evidence.not_run[name] = "the step raises in its first call"
         if drivers:  # even so its own scaler can be tried
             evidence.not_run.pop("scaler")
@@ -234,6 +240,7 @@ def _plan(spec: Any, evidence: Evidence) -> Iterator[tuple[str, Callable[[], Non
             evidence.not_run["resume"] = "the step may be called fewer than three times after one build"
     if drivers and trace.raised is None and not any(e.get("took") for e in trace.of("scaler_step", "optimizer_step")):
         yield "recovery", run_recovery
+    yield "parity", lambda: parity(spec, evidence, dtypes)
 
 
 def _table(device: str) -> Any:
@@ -280,16 +287,15 @@ def _scale_history(trace: Trace) -> list[float]:
 
 def _decide(report: ContractReport, evidence: Evidence, options: Options) -> None:
     """Let each check judge, settle which findings only follow from others, and apply xfail, strict and ignore."""
-    results: dict[str, tuple[Check, list[Any], float]] = {}
+    results: dict[Item, tuple[Check, list[Any], float]] = {}
     for id, one in load_checks().items():
-        if one.per_dtype:
-            continue
-        began = time.perf_counter()
-        results[id] = (one, _judged(one, evidence), time.perf_counter() - began)
-    faults = {id: found[0] for id, (_, found, _) in results.items() if found and isinstance(found[0], Fault)}
+        for policy in (options.dtypes if one.per_dtype and options.dtypes is not None else ("as-written",)):
+            began = time.perf_counter()
+            results[id, policy] = (one, _judged(one, replace(evidence, policy=policy)), time.perf_counter() - began)
+    faults = {item: found[0] for item, (_, found, _) in results.items() if found and isinstance(found[0], Fault)}
     leads = _leads(results, faults, options)
-    for id, (one, found, seconds) in results.items():
-        report.verdicts.append(_verdict(report, one, found, seconds, faults, leads, options))
+    for item, (one, found, seconds) in results.items():
+        report.verdicts.append(_verdict(report, item, one, found, seconds, faults, leads, options))
     report.findings = _ordered(
         [
             v.finding
@@ -324,54 +330,53 @@ def _level(one: Check, fault: Fault, options: Options) -> Level:
     return level
 
 
-def _leads(results: dict[str, tuple[Check, list[Any], float]], faults: dict[str, Fault], options: Options) -> dict[str, str]:
+def _leads(results: dict[Item, tuple[Check, list[Any], float]], faults: dict[Item, Fault], options: Options) -> dict[Item, Item]:
     """For each fault that another one explains, the id of that one, followed to its end."""
-    leads: dict[str, str] = {}
-    for id, fault in faults.items():
-        candidates = [fault.follows] if fault.follows else list(results[id][0].follows)
-        for other in candidates:
-            if (
-                other is not None
-                and other != id
-                and other in faults
-                and _level(results[other][0], faults[other], options) == "error"
-            ):
-                leads[id] = other
+    leads: dict[Item, Item] = {}
+    for item, fault in faults.items():
+        id, policy = item
+        for other in [fault.follows] if fault.follows else results[item][0].follows:
+            lead = next((i for i in ((other, policy), (other, "as-written")) if i in faults), None) if other != id else None
+            if lead is not None and _level(results[lead][0], faults[lead], options) == "error":
+                leads[item] = lead
                 break
-    for id in list(leads):
-        seen = {id}
-        while leads[id] in leads and leads[leads[id]] not in seen:
-            seen.add(leads[id])
-            leads[id] = leads[leads[id]]
+    for item in list(leads):
+        seen = {item}
+        while leads[item] in leads and leads[leads[item]] not in seen:
+            seen.add(leads[item])
+            leads[item] = leads[leads[item]]
     return leads
 
 
 def _verdict(
     report: ContractReport,
+    item: Item,
     one: Check,
     found: list[Any],
     seconds: float,
-    faults: dict[str, Fault],
-    leads: dict[str, str],
+    faults: dict[Item, Fault],
+    leads: dict[Item, Item],
     options: Options,
 ) -> Verdict:
     def verdict(outcome: Outcome, reason: str = "", **more: Any) -> Verdict:
-        return Verdict(report.contract, one.id, one.slug, outcome, reason=reason, seconds=seconds, **more)
+        return Verdict(report.contract, one.id, one.slug, outcome, item[1], reason, seconds, **more)
 
-    lead = leads.get(one.id)
+    leading = leads.get(item)
+    lead = leading[0] if leading is not None else None
     expected_failure = options.xfail.get(lead or one.id)
     result = found[0] if found else None
     if isinstance(result, Fault):
-        finding = _finding(report.contract, one, result, _level(one, result, options))
+        finding = _finding(report.contract, one, item[1], result, _level(one, result, options))
         if expected_failure is not None:
             return verdict("xfailed", expected_failure, finding=finding, follows=lead)
         if matches(lead or one.id, options.ignore):
             return verdict("not-run", f"ignored: {lead or one.id}", follows=lead)
-        if lead is not None:
-            level = _level(load_checks()[lead], faults[lead], options)
+        if leading is not None:
+            level = _level(load_checks()[leading[0]], faults[leading], options)
             return verdict("failed" if level == "error" else "warned", f"follows from {lead}", follows=lead, finding=finding)
         return verdict("failed" if finding.level == "error" else "warned", finding.seen, finding=finding)
-    if one.id in options.xfail and not isinstance(result, Inconclusive):
+    elsewhere = any(id == one.id for id, _ in faults)  # a check that is judged for each dtype may fail in another one
+    if one.id in options.xfail and not isinstance(result, Inconclusive) and not elsewhere:
         return verdict("failed", "XPASS(strict)")
     if isinstance(result, Inconclusive):
         return verdict("inconclusive", result.reason)
@@ -382,7 +387,7 @@ def _verdict(
     return verdict("passed")
 
 
-def _finding(contract: str, one: Check, fault: Fault, level: Level) -> Finding:
+def _finding(contract: str, one: Check, policy: str, fault: Fault, level: Level) -> Finding:
     return Finding(
         one.id,
         one.slug,
@@ -391,6 +396,7 @@ def _finding(contract: str, one: Check, fault: Fault, level: Level) -> Finding:
         fault.expected or one.expected,
         fault.seen,
         fault.fix or one.fix,
+        policy,
         location=fault.location,
         evidence=fault.evidence or {},
     )

@@ -37,6 +37,9 @@ class Probe:
     def backward_done(self, recorder: Recorder, event: Event) -> None:
         """The outermost backward (or autograd.grad) has returned."""
 
+    def scaled(self, recorder: Recorder, event: Event, value: Any) -> None:
+        """An enabled scaler has scaled `value`: a tensor or a collection of them, as it was before."""
+
     def unscale(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         """`unscale_` of an optimizer begins or has ended, by hand or inside `scaler.step`."""
 
