@@ -36,7 +36,8 @@ def state_dtype(evidence: Evidence) -> Iterator[Result]:
     """
     found, skipped = evidence.precision, list(without(evidence))
     yield from skipped
-    if skipped or found is None or _declared(evidence, found) is True:
+    declared = evidence.declared.get("state_bytes_per_param")
+    if skipped or found is None or (declared is not None and _measured(found) >= (1 - _DECLARED) * declared):
         return
     narrow: dict[tuple[int, str, str], list[str]] = {}
     sites: dict[tuple[int, str, str], Location | None] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import torch
@@ -67,15 +68,15 @@ def _copies(reached: Reached, trained: dict[int, torch.Tensor]) -> dict[str, tor
     }  # fmt: skip
 
 
-def near(built: Built, sites: CastSites) -> Averages:
-    """The reachable tensors that could be averages of the parameters, as the run stands."""
+def near(built: Built, sites: CastSites, used: Container[int] = ()) -> Averages:
+    """The reachable tensors that could be averages of the parameters, as the run stands; not those whose ids are in `used`."""
     reached, trained = built.reach(), _trained(built)
     names = reached.names()
     found = Averages(parameters=[names.get(key, "a parameter") for key in trained])
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for key, p in trained.items():
         by_shape.setdefault(tuple(p.shape), []).append(key)
-    copies = _copies(reached, trained)
+    copies = {path: t for path, t in _copies(reached, trained).items() if id(t) not in used}
     for path, copy in copies.items():
         keys = by_shape[tuple(copy.shape)]
         for at, key in enumerate(keys):

@@ -16,6 +16,7 @@ from ampcheck.findings import Location
 from ampcheck.policy import Policy
 from ampcheck.scenarios.averages import Averages, AverageStage
 from ampcheck.scenarios.averages import near as near_averages
+from ampcheck.scenarios.compensation import compensation
 from ampcheck.scenarios.drive import Built, Run, Stage, Together
 from ampcheck.scenarios.rounding import Epsilon, FirstUpdate, Lost, OptimizerOps, compare, vanishes
 from ampcheck.scenarios.spec import Spec
@@ -54,7 +55,8 @@ class Precision:
         """Whether the extra runs have anything to decide."""
         state = self.natural
         steps = any(o.steps for o in state.optimizers.values())
-        return bool(steps and (state.low_parameters() or state.low_slots() or state.buffers or self.averages.suspicious()))
+        low = state.low_parameters() or state.low_slots() or state.low_extra() or state.buffers
+        return steps and (bool(low) or self.averages.suspicious())
 
 
 class PrecisionProbe(StateProbe):
@@ -66,7 +68,7 @@ class PrecisionProbe(StateProbe):
 
     def finished(self, built: Built) -> None:
         if built.recorder.trace.steps:
-            self.result.averages = near_averages(built, self.sites)
+            self.result.averages = near_averages(built, self.sites, self._used)
         super().finished(built)
 
 
@@ -118,6 +120,26 @@ class _Under(Stage):
             return step()
 
 
+class _Compensation(Stage):
+    """Asks, when the run is over, how optimizers keep what rounding takes from their 16-bit parameters.
+
+    Args:
+        updates: of the same run; its choice of parameters.
+        known: optimizers of torch's own, which round to nearest and keep nothing.
+    """
+
+    def __init__(self, updates: FirstUpdate, known: set[int]) -> None:
+        self.updates, self.known = updates, known
+        self.means: dict[int, str] = {}
+
+    def finished(self, built: Built) -> None:
+        for index, positions in self.updates.chosen.items():
+            used = {j: self.updates.sizes[index, j] for j in sorted(positions) if (index, j) in self.updates.sizes}
+            if index not in self.known and used:
+                parameters = [p for j, p in enumerate(built.recorder.parameters(index)) if j in used]
+                self.means[index] = compensation(built.recorder.optimizers[index], parameters, list(used.values()))
+
+
 def precision(spec: Spec, found: Precision, calls: int) -> None:
     """Make the extra runs, at most `calls` calls each, and complete `found`."""
     state = found.natural
@@ -134,12 +156,16 @@ def precision(spec: Spec, found: Precision, calls: int) -> None:
     if not chosen and not slots and not state.buffers:
         return
     ops = OptimizerOps(_vanishing(state), slots)
-    low, as_written = FirstUpdate(chosen, slots=True), _Buffers(buffers.paths)
+    low, as_written = FirstUpdate(chosen), _Buffers(buffers.paths)
     stop = _Until(lambda recorder: low.done and ops.taken >= stepped)
-    spec.run("precision", Policy(), calls=calls, probes=[low, ops], stage=Together(as_written, _Under(ops), stop))
+    means = _Compensation(low, {i for i, o in state.optimizers.items() if o.known is not None})
+    stage = Together(as_written, _Under(ops), stop, means)
+    spec.run("precision", Policy(), calls=calls, probes=[low, ops], stage=stage)
     found.epsilons, found.made = ops.epsilons, ops.made
     if widened.trace.raised is None:
-        found.lost = compare(wide, low, {i: state.optimizers[i].known is not None for i in chosen})
+        found.lost = compare(wide, low)
+    for index, how in means.means.items():
+        found.lost.setdefault(index, Lost()).compensated = how
     found.rounded = [
         path
         for path, value in as_written.values.items()

@@ -18,13 +18,7 @@ from ampcheck.trace.precision import dtype_name, is_low
 from ampcheck.trace.recorder import Probe, Recorder
 from ampcheck.trace.sources import user_site
 
-__all__ = ["FirstUpdate", "Lost", "OptimizerOps", "compare"]
-
-#: Explicit mantissa bits and the exponent of the smallest subnormal.
-_GRID = {torch.float16: (10, -24), torch.bfloat16: (7, -133)}
-#: Moves of weights by updates of less than a quarter of a unit in the last place that rounding at random would have to make for
-#: their absence to mean something.
-_ENOUGH = 8.0
+__all__ = ["FirstUpdate", "Lost", "OptimizerOps", "compare", "vanishes"]
 
 
 @dataclass
@@ -50,120 +44,48 @@ class FirstUpdate(Probe):
 
     Args:
         chosen: optimizer index -> positions of parameters.
-        slots: whether state of the parameter's shape is copied too.
     """
 
-    def __init__(self, chosen: Mapping[int, set[int]], slots: bool = False) -> None:
-        self.chosen, self.slots = chosen, slots
+    def __init__(self, chosen: Mapping[int, set[int]]) -> None:
+        self.chosen = chosen
         self.moved: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self.state: dict[tuple[int, int], dict[str, tuple[torch.Tensor, torch.Tensor]]] = {}
-        self.calls: dict[int, int] = {}
-        self._before: dict[int, dict[int, tuple[torch.Tensor, dict[str, torch.Tensor]]]] = {}
+        #: root of the mean square of the gradient that was used
+        self.sizes: dict[tuple[int, int], float] = {}
+        self._taken: set[int] = set()
+        self._before: dict[int, dict[int, torch.Tensor]] = {}
 
     @property
     def done(self) -> bool:
-        return set(self.calls) == set(self.chosen)
+        return self._taken == set(self.chosen)
 
     def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         index = event.optimizer
-        if index is None or index not in self.chosen or index in self.calls:
+        if index is None or index not in self.chosen or index in self._taken:
             return
-        chosen = [(j, p) for j, p in enumerate(recorder.parameters(index)) if j in self.chosen[index]]
-        now = {j: (_host(p), self._state(optimizer, p)) for j, p in chosen}
+        chosen = {j: p for j, p in enumerate(recorder.parameters(index)) if j in self.chosen[index]}
         if entering:
-            self._before[index] = now
+            self._before[index] = {j: _host(p) for j, p in chosen.items()}
+            grads = {j: local(p.grad).float() for j, p in chosen.items() if p.grad is not None}
+            self.sizes |= {(index, j): float(g.square().mean().sqrt()) for j, g in grads.items() if g.numel()}
         elif event.get("took"):
-            self.calls[index] = event.call
-            for j, (before, slots) in self._before.pop(index, {}).items():
-                self.moved[index, j] = (before, now[j][0])
-                after = now[j][1]
-                self.state[index, j] = {name: (slots.get(name, torch.zeros_like(t)), t) for name, t in after.items()}
-
-    def _state(self, optimizer: Any, p: torch.Tensor) -> dict[str, torch.Tensor]:
-        if not self.slots:
-            return {}
-        slots = [(str(name), t) for name, t in kept(optimizer, p).items() if isinstance(t, torch.Tensor)]
-        return {name: _host(t) for name, t in slots if t.shape == p.shape and t.is_floating_point()}
+            self._taken.add(index)
+            self.moved |= {(index, j): (before, _host(chosen[j])) for j, before in self._before.pop(index, {}).items()}
 
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
     return local(tensor).to("cpu", copy=True)
 
 
-def compare(wide: FirstUpdate, low: FirstUpdate, known: Mapping[int, bool]) -> dict[int, Lost]:
-    """Compare the first updates of the 16-bit run with those of the FP32 run.
-
-    Args:
-        wide: from the run in which nothing is rounded to 16 bits.
-        low: from the run as written, with the state.
-        known: for each optimizer, whether it is one of torch's, which round to nearest and compensate for nothing.
-    """
+def compare(wide: FirstUpdate, low: FirstUpdate) -> dict[int, Lost]:
+    """Count the weights that the FP32 run's first update moves and that of the 16-bit run does not."""
     found: dict[int, Lost] = {}
-    sums: dict[int, dict[tuple[str, int], float]] = {}
-    moves: dict[int, list[float]] = {}
     for (index, j), (before, after) in low.moved.items():
-        if (index, j) not in wide.moved or before.dtype not in _GRID or before.shape != wide.moved[index, j][0].shape:
-            continue
-        lost = found.setdefault(index, Lost())
-        update = (wide.moved[index, j][1] - wide.moved[index, j][0]).float()
-        change = after.float() - before.float()
-        lost.elements += int((update != 0).sum())
-        lost.unchanged += int(((update != 0) & (change == 0)).sum())
-        if known.get(index) or wide.calls.get(index) != low.calls.get(index):
-            continue
-        unit = _unit(before, update)
-        tiny = (update != 0) & (update.abs() < 0.25 * unit)
-        expected, seen, wide_expected, wide_seen = moves.setdefault(index, [0.0, 0.0, 0.0, 0.0])
-        small = update.abs() <= 8 * unit
-        part = (update.abs() / unit).frac()
-        part = torch.minimum(part, 1 - part)
-        clear = small & (part < 0.4)
-        moves[index] = [
-            expected + float((update.abs() / unit)[tiny].sum()),
-            seen + float((change != 0)[tiny].sum()),
-            wide_expected + float(part[clear].sum()),
-            wide_seen + float(((change - update).abs() > 0.6 * unit)[clear].sum()),
-        ]
-        total = sums.setdefault(index, {})
-        for key, error in _errors(update, change, unit, low.state[index, j]):
-            total[key] = total.get(key, 0.0) + error
-    for index, lost in found.items():
-        expected, seen, wide_expected, wide_seen = moves.get(index, [0.0] * 4)
-        if expected >= _ENOUGH:
-            random = seen >= 0.5 * expected
-        else:
-            random = wide_expected >= _ENOUGH and wide_seen >= 0.5 * wide_expected
-        lost.compensated = "stochastic rounding" if random else _buffer(sums.get(index, {}))
+        if (index, j) in wide.moved and before.shape == wide.moved[index, j][0].shape:
+            lost = found.setdefault(index, Lost())
+            moved = wide.moved[index, j][1] != wide.moved[index, j][0]
+            lost.elements += int(moved.sum())
+            lost.unchanged += int((moved & (after == before)).sum())
     return found
-
-
-def _unit(before: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    """The unit in the last place of each weight."""
-    bits, least = _GRID[before.dtype]
-    size = torch.maximum(before.float().abs(), (before.float() + update).abs())
-    return torch.exp2((torch.frexp(size).exponent - 1 - bits).clamp(min=least).float())
-
-
-def _errors(
-    update: torch.Tensor, change: torch.Tensor, unit: torch.Tensor, slots: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-) -> list[tuple[tuple[str, int], float]]:
-    """Squares of the FP32 update, of what the weights miss of it, and of what is missing with each buffer added or taken."""
-    found = [(("", 0), float(update.square().sum())), (("", 1), float((change - update).square().sum()))]
-    for name, (before, after) in slots.items():
-        if bool((after.float().abs() > 1.01 * unit).any()):
-            continue  # what rounding left over is never more than a unit
-        held = after.float() - before.float()
-        found += [((name, sign), float((change + sign * held - update).square().sum())) for sign in (1, -1)]
-    return found
-
-
-def _buffer(sums: Mapping[tuple[str, int], float]) -> str:
-    """The slot that, with the weights, holds the update as FP32 does; "" if none does."""
-    whole, missed = sums.get(("", 0), 0.0), sums.get(("", 1), 0.0)
-    for (name, _), error in sums.items():
-        if name and error <= 0.04 * whole and error <= 0.1 * missed:
-            return name
-    return ""
 
 
 @dataclass(frozen=True)

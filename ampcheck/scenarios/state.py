@@ -115,6 +115,10 @@ class States:
             if _low(held.dtype)
         ]  # fmt: skip
 
+    def low_extra(self) -> list[str]:
+        """State in fewer than 32 floating bits that optimizers keep in their attributes."""
+        return [path for o in self.optimizers.values() for path, slot in o.extra.items() if _low(slot.dtype)]
+
 
 def _low(dtype: str) -> bool:
     from ampcheck.trace.precision import LOW

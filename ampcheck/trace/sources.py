@@ -66,8 +66,10 @@ def is_own(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    filename = "" if trace is None else trace.tb_frame.f_code.co_filename
-    return filename.startswith(_OWN) and not filename.endswith("reference.py")
+    code = None if trace is None else trace.tb_frame.f_code
+    if code is None or code.co_name in ("__torch_function__", "__torch_dispatch__"):
+        return False  # a mode makes the contract's own call, which may fail in a kernel: there is no deeper frame
+    return code.co_filename.startswith(_OWN) and not code.co_filename.endswith("reference.py")
 
 
 def of_callable(function: object) -> Location | None:
