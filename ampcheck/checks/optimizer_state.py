@@ -317,5 +317,5 @@ def _missed(uncovered: list[str], parameters: list[str], covered: set[str]) -> l
         shared += 1
     prefix = "".join(f"{part}." for part in parts[0][:shared])
     inside = [name for name in parameters if name.startswith(prefix)]
-    missed = [name for name in uncovered if name in inside]
+    missed = [name for name in inside if name in uncovered]
     return missed if 2 * len(missed) <= len(inside) else []
