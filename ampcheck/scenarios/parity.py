@@ -40,6 +40,8 @@ __all__ = ["parity", "settled_scales"]
 CALLS, MORE_CALLS = 2, 4
 #: Rounded units that are drawn for each yardstick: at first, and at most where something is suspicious.
 DRAWS, MOST_DRAWS = 2, 24
+#: After this many draws, an excess of this many times the limit is beyond doubt.
+ENOUGH_DRAWS, BEYOND_DOUBT = 8, 5.0
 REFERENCE = Policy("float32", scale=1.0, growth_interval=HELD, widen=True, seed=SEED)
 #: Each to the power of two that a forced dtype's scale is tried at, below the loop's own.
 _LOWER = (1.0, 2.0**-6, 2.0**-12)
@@ -151,6 +153,8 @@ class _Measurement:
                 break
             for yardstick in wanted:
                 self._draw(yardstick, calls)
+            if self._beyond_doubt():
+                break
 
     # -- runs
 
@@ -158,12 +162,13 @@ class _Measurement:
         for policy in (self.reference, Policy("float32", scale=1.0, growth_interval=HELD, seed=SEED)):
             teacher = Teacher()
             run = self.spec.run("parity reference", policy, calls=calls, probes=[teacher], stage=teacher)
-            if run.trace.raised is None:
+            ended = run.trace.calls if run.trace.raised is None else run.trace.raised.call
+            self.lessons = [lesson for lesson in teacher.lessons if lesson.gradients and lesson.end <= ended]
+            if self.lessons or run.trace.raised is None:
                 break
-        if run.trace.raised is not None:
+        if not self.lessons and run.trace.raised is not None:
             return self._give_up("not-run", f"no FP32 reference: with autocast at float32 the step raises {run.trace.raised}")
         self.reference, self.taught = policy, run
-        self.lessons = [lesson for lesson in teacher.lessons if lesson.gradients]
         if not any(lesson.updates for lesson in self.lessons):
             return self._give_up("nothing", "the FP32 run takes no optimizer step")
         for unit, lesson in enumerate(self.lessons):
@@ -267,6 +272,13 @@ class _Measurement:
                 if found.state in ("excess", "once") or found.headroom > SUSPICIOUS:
                     return True
         return yardstick is None and bool(losses(self.parity))
+
+    def _beyond_doubt(self) -> bool:
+        """Whether an excess is so large, after so many draws, that more of them would not change it."""
+        if min(self._drawn(y) for y in YARDSTICKS) < ENOUGH_DRAWS:
+            return False
+        judged = [judge(one, self.parity.unit_roundoff) for quantity in LIMITS for one in series(self.parity, quantity)]
+        return any(j.state == "excess" and j.headroom > BEYOND_DOUBT for j in judged)
 
     def _forget(self) -> None:
         self.parity.steps, self.parity.numbers, self.parity.statistics = [], [], []

@@ -26,10 +26,11 @@ _KNOWN: dict[Any, bool] = {}
 
 
 def is_random(op: Any) -> bool:
-    """Whether a dispatched op draws from a generator."""
+    """Whether a dispatched op draws from a generator; kernels that can drop out inside do not, see `without_fused_dropout`."""
     known = _KNOWN.get(op)
     if known is None:
-        known = _KNOWN[op] = torch.Tag.nondeterministic_seeded in op.tags
+        fused = any(part in op._schema.name for part in ("attention", "rnn", "lstm", "gru"))
+        known = _KNOWN[op] = torch.Tag.nondeterministic_seeded in op.tags and not fused
     return known
 
 
