@@ -199,7 +199,7 @@ class Pupil(_Unit):
         self.statistics: dict[tuple[int, str], float] = {}
         self.numbers: dict[tuple[int, str], float] = {}
         self.pause: Callable[[bool], None] | None = None
-        self._lost: dict[int, list[torch.Tensor | None]] = {}
+        self._undecided: dict[int, list[torch.Tensor | None]] = {}
 
     def before_call(self, built: Built, call: int) -> None:
         reseed(SEED + call)
@@ -240,10 +240,10 @@ class Pupil(_Unit):
             pairs = [_difference(a, b) for a, b in zip(gradients, expected, strict=True)]
             errors, lost = _numbers([p and p[0] for p in pairs]), _numbers([p and p[1] for p in pairs])
             self.deviations[self.unit, index, ordinal] = Deviation(errors, lost)
-            # Adam makes whole steps of the smallest gradients; those that underflow are judged as such (AMP505), not as an update
-            self._lost[index] = [
-                (g == 0) & (e != 0).to(g.device) if n and g is not None and e is not None and g.shape == e.shape else None
-                for g, e, n in zip(gradients, expected, lost, strict=True)
+            # Adam and sign optimizers make whole steps of the smallest gradients: where the sign itself is rounding, the update says nothing
+            self._undecided[index] = [
+                g.sign() != e.sign().to(g.device) if g is not None and e is not None and g.shape == e.shape else None
+                for g, e in zip(gradients, expected, strict=True)
             ]
 
     def updates(self, index: int, ordinal: int, parameters: list[torch.Tensor], updates: list[torch.Tensor]) -> None:
@@ -251,8 +251,8 @@ class Pupil(_Unit):
         deviation = self.deviations.get((self.unit, index, ordinal))
         if expected is not None and deviation is not None and len(expected) == len(updates):
             whole = [p.dtype not in (torch.float16, torch.bfloat16) for p in parameters]
-            lost = self._lost.pop(index, [None] * len(updates))
-            kept = [u if m is None or e is None else torch.where(m, e.to(u.device), u) for u, e, m in zip(updates, expected, lost, strict=True)]
+            undecided = self._undecided.pop(index, [None] * len(updates))
+            kept = [u if m is None or e is None else torch.where(m, e.to(u.device), u) for u, e, m in zip(updates, expected, undecided, strict=True)]
             pairs = [_difference(u, e) if w else None for u, e, w in zip(kept, expected, whole, strict=True)]
             deviation.update = _numbers([p and p[0] for p in pairs])
 
