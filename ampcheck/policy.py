@@ -37,9 +37,9 @@ class Policy:
 
     Args:
         autocast: the dtype that every region which the code enters enabled is set to; "as-written" leaves it.
-        scale: the initial loss scale of every enabled `torch.amp.GradScaler` that the code makes: a power of two. Each
-            further scaler gets an eighth of the one before, so that one scaler's gradients cannot pass for another's.
-            `None` leaves it.
+        scale: the initial loss scale of every enabled `torch.amp.GradScaler` that the code makes: a power of two. Unless it
+            is 1, each further scaler gets an eighth of the one before, so that one scaler's gradients cannot pass for
+            another's. `None` leaves it.
         growth_interval: forced likewise; `HELD` keeps the scale. `None` leaves it.
         widen: every request for a 16-bit dtype gives float32 (hard-coded `.half()`, half weights).
         seed: of torch's, Python's and NumPy's global generators.
@@ -232,7 +232,7 @@ def _force_scalers(patches: PatchSet, policy: Policy) -> None:
         if not scaler.is_enabled():
             return
         if policy.scale is not None:
-            scaler._init_scale = policy.scale * 8.0 ** -(rank % 4)
+            scaler._init_scale = policy.scale * (1.0 if policy.scale == 1.0 else 8.0 ** -(rank % 4))
             scaler._init_growth_tracker = 0
             if scaler._scale is not None:
                 scaler._scale.fill_(scaler._init_scale)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing import TYPE_CHECKING
+
 from ampcheck.evidence import Evidence
 from ampcheck.findings import Location
 from ampcheck.trace.differences import Difference, common_factor, wrong_phase
+
+if TYPE_CHECKING:
+    from ampcheck.scenarios.exact import Divergence
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -67,8 +72,11 @@ def diagnose(evidence: Evidence) -> Diagnosis | None:
     roots = [bool(e.get("scaled_by") or e.get("hand_scale")) for e in evidence.trace.of("backward", call=found.call)]
     by_hand = found.factor is not None and abs(found.factor * scale - 1.0) < 1e-3
     if phase == "backward":
-        hook = "" if not found.writer else "divided" if by_hand else "bent" if all(roots) else ""
-        return _in_backward(backward, scale, at, found.site, facts, hook)
+        return _in_backward(backward, at, found, facts, by_hand, bool(found.writer) and all(roots))
+    division = _divided_twice(found)
+    if division is not None:
+        id, seen, site = division
+        return Diagnosis(id, f"{at} {seen}", site, "unscale once, with the scaler that steps", facts, phase)
     if phase == "scaled":
         if found.divided and roots and not any(roots):
             return Diagnosis(
@@ -151,65 +159,76 @@ def diagnose(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _in_backward(
-    backward: list[Difference], scale: float, at: str, site: Location | None, facts: dict[str, object], hook: str
-) -> Diagnosis:
-    """What a wrong gradient at the end of backward means; `hook` is what a hook was seen to do: "divided", "bent" or ""."""
-    plain = [d.name for d in backward if d.is_multiple(1.0)]
-    twice = [d.name for d in backward if d.is_multiple(scale * scale)]
-    other = common_factor(backward)
-    if twice and all(d.is_multiple(scale) or d.is_multiple(scale * scale) for d in backward):
-        return Diagnosis(
-            "AMP104",
-            f"{at} the gradient of {', '.join(twice[:3])} carries the scale twice",
-            site,
-            "scale each loss once",
-            facts,
-            "backward",
-        )
-    if hook == "divided":
-        return Diagnosis(
-            "AMP106",
-            f"{at} a hook divides gradients by the scale, which the scaler divides them by as well",
-            site,
-            "leave the division to the scaler",
-            facts,
-            "backward",
-        )
-    if hook == "bent":
-        return Diagnosis(
-            "AMP102",
-            f"{at} a hook changes gradients while they carry the scale, as if they did not",
-            site,
-            "multiply the threshold by scaler.get_scale(), or do it after scaler.unscale_(optimizer)",
-            facts,
-            "backward",
-        )
-    if len(plain) == len(backward) or (plain and all(d.is_multiple(1.0) or d.is_multiple(scale) for d in backward)):
-        return Diagnosis(
-            "AMP104",
-            f"{at} the gradient of {', '.join(plain[:3])} does not carry the scale that the scaler divides it by",
-            site,
-            "call backward on what scaler.scale(loss) returns",
-            facts,
-            "backward",
-        )
-    if other is not None and other > 0 and any(other == scale * 8.0**k for k in (-3, -2, -1, 1, 2, 3)):
-        return Diagnosis(
+def _divided_twice(found: Divergence) -> tuple[str, str, Location | None] | None:
+    """Whether scalers divided the gradients of one step more than once: by which rule, in words, and where."""
+    step = found.step_event
+    if step is None or found.run is None:
+        return None
+    trace = found.run.trace
+    before = [e for e in trace.events[: step.index] if e.optimizer == step.optimizer]
+    last = max((e.index for e in before if e.kind == "optimizer_step"), default=-1)
+    divisions = [e for e in before if e.kind == "unscale" and e.index > last and e.get("enabled")]
+    if len(divisions) < 2:
+        return None
+    if len({e.scaler for e in divisions}) > 1:
+        return (
             "AMP110",
-            f"{at} the gradients carry the scale of another scaler than the one that steps their optimizer",
-            site,
+            "the gradients are unscaled by one scaler and stepped by another, which divides them again",
+            divisions[0].site,
+        )
+    return "AMP106", "the scaler divides the same gradients twice", divisions[1].site
+
+
+def _in_backward(
+    backward: list[Difference], at: str, found: Divergence, facts: dict[str, object], by_hand: bool, hooked: bool
+) -> Diagnosis:
+    """What it means that a gradient is wrong when the backward ends.
+
+    Args:
+        backward: the gradients then.
+        at, found, facts: where, and what else was seen.
+        by_hand: whether a hook was seen that divides by the scale.
+        hooked: whether a hook changed gradients of losses that were all scaled.
+    """
+    scale = found.scale
+
+    def diagnosis(id: str, seen: str, fix: str) -> Diagnosis:
+        return Diagnosis(id, f"{at} {seen}", found.site, fix, facts, "backward")
+
+    if by_hand and found.writer:
+        return diagnosis(
+            "AMP106",
+            "a hook divides gradients by the scale, and the scaler divides them again",
+            "leave the division to the scaler",
+        )
+    twice = [d.name for d in backward if d.is_multiple(scale * scale)]
+    if twice and all(d.is_multiple(scale) or d.is_multiple(scale * scale) for d in backward):
+        return diagnosis("AMP104", f"the gradient of {', '.join(twice[:3])} carries the scale twice", "scale each loss once")
+    of_others = [scale * 8.0**k for k in (-3, -2, -1, 1, 2, 3)]  # see Policy: each scaler has an eighth of the one before
+    if common_factor(backward, of_others) in of_others:
+        return diagnosis(
+            "AMP110",
+            "the gradients carry the scale of another scaler than the one that steps their optimizer",
             "scale, unscale and step the gradients of one optimizer with one scaler",
-            facts,
-            "backward",
+        )
+    if found.affine and not hooked:
+        wrong = [d for d in backward if not d.is_multiple(scale)]
+        part = "" if all(d.is_multiple(1.0) for d in wrong) else "part of "
+        return diagnosis(
+            "AMP104",
+            f"{part}the gradient of {', '.join(d.name for d in wrong[:3])} does not carry the scale that the scaler divides it by",
+            "call backward on what scaler.scale(loss) returns, for every part of the loss",
         )
     worst = _worst(backward)
     amount = f": {worst.name} is {worst.ratio:.3g} times the true one, not {scale:g} times" if worst is not None else ""
-    return Diagnosis(
+    if hooked:
+        return diagnosis(
+            "AMP102",
+            f"a hook changes gradients while they carry the scale, as if they did not{amount}",
+            "multiply the threshold by scaler.get_scale(), or do it after scaler.unscale_(optimizer)",
+        )
+    return diagnosis(
         "AMP102",
-        f"{at} the backward does not give the scale times the true gradient{amount}: something in it is not linear in the scale",
-        site,
+        f"the backward does not give the scale times the true gradient{amount}: something in it is not linear in the scale",
         "divide by scaler.get_scale() before a penalty, threshold or clip is computed from scaled gradients",
-        facts,
-        "backward",
     )

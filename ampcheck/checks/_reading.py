@@ -46,6 +46,28 @@ def straddling(trace: Trace) -> Iterator[tuple[Event, Event]]:
             yield event, updates[-1]
 
 
+def torn(trace: Trace) -> Iterator[tuple[Event, Event]]:
+    """Steps whose window goes on after an update of the scale, each with that update."""
+    return (found for found in straddling(trace) if _last_backward(trace, found[0]) > found[1].index)
+
+
+def late(trace: Trace) -> Iterator[tuple[Event, Event]]:
+    """Steps between whose last backward and which the scale was updated, each with that update."""
+    return (found for found in straddling(trace) if -1 < _last_backward(trace, found[0]) < found[1].index)
+
+
+def _last_backward(trace: Trace, step: Event) -> int:
+    before = (e for e in trace.events[: step.index] if e.kind == "backward")
+    return max((e.index for e in before if step.optimizer in e.get("optimizers", ())), default=-1)
+
+
+def why_wrong_in_backward(evidence: Evidence) -> str | None:
+    """The rule that explains gradients which are wrong when the backward ends: it added to used ones, or at another scale."""
+    if any(mixtures(evidence)):
+        return "AMP109"
+    return "AMP107" if any(found for trace in traces(evidence) for found in torn(trace)) else None
+
+
 def alternating_updates(trace: Trace) -> Event | None:
     """The first update of a call that has one for each of several optimizers, call after call."""
     calls = 0
@@ -73,6 +95,24 @@ def alternating_updates(trace: Trace) -> Event | None:
                 calls += 1
                 first = first or updates[0]
     return first if calls >= 2 or (calls and trace.calls == 1) else None
+
+
+def carried_over(windows: list[list[Event]]) -> tuple[list[Event], int] | None:
+    """A window that took in what an earlier call left over: longer than what its losses are divided by, and over two calls.
+
+    Only where the other windows lie within a call each and hold as many micro-batches as their losses are divided by.
+    """
+    divisors = {round(e.get("divisor", 1.0), 6) for window in windows for e in window}
+    if len(divisors) != 1 or len({e.site for window in windows for e in window}) != 1:
+        return None
+    size = divisors.pop()
+    within = [window for window in windows if window[0].call == window[-1].call]
+    across = [window for window in windows if window[0].call != window[-1].call]
+    if size < 2 or len(across) < 2 or not within:
+        return None
+    if all(len(w) == size for w in within) and all(len(w) > size for w in across):
+        return across[0], int(size)
+    return None
 
 
 def windows(trace: Trace) -> list[tuple[int, list[Event]]]:

@@ -24,8 +24,7 @@ def _from_errors(evidence: Evidence, id: str) -> Iterator[Fault]:
 def _from_divergence(evidence: Evidence, id: str) -> Iterator[Fault]:
     found = diagnose(evidence)
     if found is not None and found.id == id:
-        # gradients that were wrong when the backward ended, since it added to old ones
-        follows = "AMP109" if found.phase == "backward" and any(reading.mixtures(evidence)) else None
+        follows = reading.why_wrong_in_backward(evidence) if found.phase == "backward" else None
         yield Fault(found.seen, found.location, fix=found.fix, evidence=found.evidence, follows=follows)
 
 
@@ -182,14 +181,10 @@ def update_once(evidence: Evidence) -> Iterator[Result]:
     """
     yield from _from_errors(evidence, "AMP105")
     trace = evidence.trace
-    for event, update in reading.straddling(trace):
-        last = [e for e in trace.of("backward") if e.index < event.index and event.optimizer in e.get("optimizers", ())]
-        if last and last[-1].index < update.index:
-            yield Fault(
-                f"in call {event.call + 1} update() runs between the backward and the step of {reading.name(trace, event)}",
-                update.site,
-            )
-            return
+    for event, update in reading.late(trace):
+        seen = f"in call {event.call + 1} update() runs between the backward and the step of {reading.name(trace, event)}"
+        yield Fault(seen, update.site)
+        return
     alternating = reading.alternating_updates(trace)
     if alternating is not None:
         yield Fault(
@@ -210,6 +205,7 @@ def update_once(evidence: Evidence) -> Iterator[Result]:
     "unscale-once",
     expected="gradients are divided by the scale exactly once",
     fix="unscale once, by unscale_() or inside scaler.step(), and never by hand as well",
+    follows=("AMP105",),
 )
 def unscale_once(evidence: Evidence) -> Iterator[Result]:
     """The scale is divided out once, by hand or by the scaler, not by both and not twice.
@@ -238,15 +234,12 @@ def accumulation(evidence: Evidence) -> Iterator[Result]:
     Source: PyTorch docs, "Gradient accumulation".
     """
     yield from _from_errors(evidence, "AMP107")
-    trace = evidence.trace
-    for event, update in reading.straddling(trace):
-        last = [e for e in trace.of("backward") if e.index < event.index and event.optimizer in e.get("optimizers", ())]
-        if last and last[-1].index > update.index:
-            yield Fault(
-                f"in call {event.call + 1} the window of {reading.name(trace, event)} goes on over an update() of the scale",
-                update.site,
-            )
+    for trace in reading.traces(evidence):
+        for event, update in reading.torn(trace):
+            seen = f"in call {event.call + 1} the window of {reading.name(trace, event)} goes on over an update() of the scale"
+            yield Fault(seen, update.site)
             return
+    trace = evidence.trace
     windows = [window for _, window in reading.windows(trace)]
     sizes = [tuple(round(e.get("divisor", 1.0), 6) for e in window) for window in windows]
     # The size of a window is what its losses are divided by in some windows, and in others the divisor changes midway, each time
@@ -260,6 +253,15 @@ def accumulation(evidence: Evidence) -> Iterator[Result]:
             f"{', '.join(f'{d:g}' for d in sizes[mixed[0]])}; other windows are divided by their size",
             end.site,
             evidence={"divisors": [list(d) for d in sizes]},
+        )
+        return
+    carried = reading.carried_over(windows)
+    if carried is not None:
+        window, size = carried
+        yield Fault(
+            f"the window that ends in call {window[-1].call + 1} holds {len(window)} micro-batches, of which the first were left over "
+            f"in call {window[0].call + 1}; losses are divided by {size}",
+            window[0].site,
         )
         return
     if not windows:

@@ -99,7 +99,7 @@ def backoff(evidence: Evidence) -> Iterator[Result]:
             return
     for _, trace in _all(evidence):
         for event in trace.of("update"):
-            if event.get("found_inf") and "backoff" in event.data and event.get("new_scale") is None:
+            if event.get("found_inf") and {"backoff", "after"} <= event.data.keys() and event.get("new_scale") is None:
                 wanted = event.get("before") * event.get("backoff")
                 if not _close(event.get("after"), wanted):
                     yield Fault(
@@ -128,7 +128,8 @@ def growth(evidence: Evidence) -> Iterator[Result]:
     seen = False
     for _, trace in _all(evidence):
         for event in trace.of("update"):
-            if "tracker" not in event.data or event.get("new_scale") is not None or event.get("found_inf"):
+            ended = {"tracker", "after"} <= event.data.keys()  # one that raised has left the scale as it was
+            if not ended or event.get("new_scale") is not None or event.get("found_inf"):
                 continue
             seen = True
             grows = event.get("tracker") + 1 == event.get("interval")

@@ -82,6 +82,7 @@ class Divergence:
         site: the line to blame, as far as it can be told; `writer` is the op on it, and `factor` what it multiplied by.
         values: for returned numbers: path -> (at scale 2^0, at the other scale).
         divided: whether gradients that are the reference's before the scaler divides them are so at a tiny scale too.
+        affine: whether the gradients of the backward are a sum of parts that carry the scale and parts that do not.
     """
 
     kind: str
@@ -96,6 +97,7 @@ class Divergence:
     values: dict[str, tuple[float, float]] = field(default_factory=dict)
     message: str = ""
     divided: bool = False
+    affine: bool = False
     step_event: Event | None = None
     run: Run | None = None
 
@@ -195,10 +197,12 @@ def first_difference(scenario: str, a: Run, points: Sequence[Point], b: Run, oth
             known = q or p
             assert known is not None
             return Divergence("steps", scenario, known.call, known.optimizer, _scale_at(b, known.call), run=b)
-        step = b.trace.events[q.event]
         if p.gradient != q.gradient or p.update != q.update:
             kind = "gradient" if p.gradient != q.gradient else "update"
-            return Divergence(kind, scenario, p.call, p.optimizer, _scale_at(b, q.call), step_event=step, run=b)
+            step = b.trace.events[q.event]
+            driver = b.trace.inside(step, "scaler_step")
+            scale = _scale_at(b, q.call, None if driver is None else driver.scaler)
+            return Divergence(kind, scenario, p.call, p.optimizer, scale, step_event=step, run=b)
     if raised is not None:
         return Divergence(
             "raised", scenario, raised.call, None, _scale_at(b, raised.call), site=raised.site, message=str(raised), run=b
@@ -206,9 +210,13 @@ def first_difference(scenario: str, a: Run, points: Sequence[Point], b: Run, oth
     return _returned(scenario, a, b, calls)
 
 
-def _scale_at(run: Run, call: int) -> float:
-    scales = [e.get("scale", 1.0) for e in run.trace.of("scale", call=call) if e.get("enabled")]
-    return float(scales[0]) if scales else 1.0
+def _scale_at(run: Run, call: int, scaler: int | None = None) -> float:
+    """The first scale of the call, of one scaler or of any; where that one scaled nothing in it, that of the others."""
+    for which in (scaler, None):
+        scales = [e.get("scale", 1.0) for e in run.trace.of("scale", call=call, scaler=which) if e.get("enabled")]
+        if scales:
+            return float(scales[0])
+    return 1.0
 
 
 def _returned(scenario: str, a: Run, b: Run, calls: int) -> Divergence | None:
@@ -296,12 +304,16 @@ def _settle(spec: Spec, result: Exactness, reference: Run, points: Sequence[Poin
     _measure(spec, result, points, found, calls, widen)
 
 
-def phase_of(found: Divergence) -> str:
-    return wrong_phase(found.differences, found.scale)
+def _before(stages: dict[str, list[Difference]]) -> list[Difference]:
+    return stages.get("before unscale_") or stages.get("scaler.step") or []
 
 
-def _before(found: Divergence) -> list[Difference]:
-    return found.differences.get("before unscale_") or found.differences.get("scaler.step") or []
+def _is_affine(found: Divergence, tiny: list[Difference]) -> bool:
+    """Whether each gradient is a part that carries the scale and one that does not: what it differs by grows as `scale - 1`."""
+    share = abs(TINY - 1.0) / abs(found.scale - 1.0)
+    there = {d.name: d.relative for d in tiny}
+    pairs = [(d.relative * share, there[d.name]) for d in found.differences.get("backward", []) if d.name in there]
+    return bool(pairs) and all(math.isclose(a, b, rel_tol=1e-2, abs_tol=1e-5) for a, b in pairs)
 
 
 def _is_skip(found: Divergence) -> bool:
@@ -330,11 +342,13 @@ def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Dive
             result.status = "inconclusive"
             result.reason = f"a difference of {effect:.0e} between loss scales does not stand out from the step's own spread of {result.spread:.0e}"
             return
-        if phase_of(found) == "scaled" and common_factor(_before(found), [1.0]) == 1.0:
+        phase = wrong_phase(found.differences, found.scale)
+        if phase == "backward" or (phase == "scaled" and common_factor(_before(found.differences), [1.0]) == 1.0):
             # divided by hand, or cut to a norm that the reference is cut to as well? At a tiny scale nothing is cut.
             tiny = Policy("float32", scale=TINY, growth_interval=HELD, widen=widen)
             low = compare_at(spec, reference_policy(widen), tiny, calls, ordinal)
-            found.divided = common_factor(low.get("before unscale_") or low.get("scaler.step") or [], [1.0]) == 1.0
+            found.divided = phase == "scaled" and common_factor(_before(low), [1.0]) == 1.0
+            found.affine = phase == "backward" and _is_affine(found, low.get("backward", []))
         blamed = blame(spec, scaled_policy(found.scenario, widen), calls, ordinal, found.differences, found.scale)
         found.site, found.writer, found.factor = blamed.site, blamed.op, blamed.factor
     result.status, result.divergence = "diverged", found

@@ -165,8 +165,8 @@ class Ledger:
             elif entry.key is not None and key[0] != entry.key[0]:
                 entry.generations = dict(self.generation)  # assigned by hand after the last backward
             if entry.fresh:
-                for scaler, generation in entry.generations.items():
-                    ages[scaler] = max(ages.get(scaler, 0), self.generation.get(scaler, 0) - generation)
+                for scaler, generation in self.generation.items():
+                    ages[scaler] = max(ages.get(scaler, 0), generation - entry.generations.get(scaler, 0))
         cleared = bool(received) and not reused and (not left or (zeroed and all_zero(left)))
         return {
             "grads": grads,

@@ -80,6 +80,7 @@ class Recorder:
         self.scaler_watch = ScalerWatch(self)
         self.regions = Regions()
         self._stepping: list[int] = []
+        self._wrappers: list[tuple[Any, int]] = []
         self.engine_depth = 0
         self.create_graph = False
         self._thread = threading.get_ident()
@@ -97,6 +98,16 @@ class Recorder:
     def optimizer_index(self, optimizer: Any) -> int:
         for index, known in enumerate(self.optimizers):
             if known is optimizer:
+                return index
+        for wrapper, index in self._wrappers:
+            if wrapper is optimizer:
+                return index
+        groups = getattr(optimizer, "param_groups", None)
+        for index, known in enumerate(self.optimizers):
+            if groups is not None and known.param_groups is groups:  # a wrapper or proxy around one that is known
+                self._wrappers.append((optimizer, index))
+                if not isinstance(optimizer, torch.optim.Optimizer):
+                    self._watch_foreign(optimizer)
                 return index
         self.optimizers.append(optimizer)
         self.trace.optimizers.append(OptimizerInfo(type(optimizer).__name__, site=user_site(2)))
@@ -167,7 +178,7 @@ class Recorder:
 
     def finish(self) -> Trace:
         """Forget every object of the contract; what is left is data."""
-        self.scalers, self.optimizers, self.scaled_nodes = [], [], {}
+        self.scalers, self.optimizers, self.scaled_nodes, self._wrappers = [], [], {}, []
         self.ledger = Ledger()
         return self.trace
 

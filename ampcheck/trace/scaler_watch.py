@@ -160,7 +160,8 @@ class ScalerWatch:
             result = original(*args, **kwargs)
         event.data["after"] = self.current_scale(scaler)
         event.data["done"] = True
-        self._updated(event, index)
+        if facts["new_scale"] is None or event.data["after"] != facts["before"]:  # setting the scale that it has ends nothing
+            self._updated(event, index)
         return result
 
     def _updated(self, event: Event, index: int) -> None:

@@ -1,0 +1,34 @@
+"""The schedule is stepped whether or not the scaler took the step.
+
+Effect: learning rate and weights run apart by one step for each overflow.
+Source: PyTorch docs, "How to adjust learning rate": after `optimizer.step()`.
+"""
+
+import torch
+from torch import nn
+
+EXPECT = ("AMP201", "AMP112")
+
+
+def build(broken, device="cpu"):
+    torch.manual_seed(201)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**10)
+    x, y = torch.randn(7, 6, device=device), torch.randn(7, 2, device=device)
+
+    def step():
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype=torch.float16):
+            out = model(x)
+        loss = nn.functional.mse_loss(out.float(), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        before = scaler.get_scale()
+        scaler.update()
+        if broken or scaler.get_scale() >= before:
+            schedule.step()
+        return loss.item()
+
+    return step
