@@ -33,7 +33,7 @@ import ampcheck
 from ampcheck.findings import Cost
 
 #: Scenarios that run the step in its own precision; the others run it in FP32.
-AS_WRITTEN = ("natural", "recovery", "resume", "scaler")
+AS_WRITTEN = ("natural", "precision", "recovery", "resume", "scaler")
 
 
 def make_step(device: str, batch_size: int, autocast: bool = True) -> Callable[[], torch.Tensor]:

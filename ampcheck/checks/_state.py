@@ -61,33 +61,29 @@ def lost_share(found: Precision, index: int) -> str:
 
 
 def table(found: Precision) -> list[dict[str, Any]]:
-    """Bytes by slot for each optimizer: what `ContractReport.facts["optimizer state"]` shows."""
-    rows = []
+    """Bytes by slot for each class of optimizer: what `ContractReport.facts["optimizer state"]` shows."""
+    rows: dict[str, dict[str, Any]] = {}
     for optimizer in found.natural.optimizers.values():
         if not optimizer.steps:
             continue
-        slots: dict[str, dict[str, Any]] = {}
+        empty = {"optimizers": 0, "parameters": 0, "elements": 0, "dtypes": [], "slots": {}}
+        row = rows.setdefault(optimizer.kind, {"optimizer": optimizer.kind, **empty})
+        row["optimizers"] += 1
+        row["parameters"] += len(optimizer.trained)
+        row["elements"] += sum(p.numel for p in optimizer.trained)
+        row["dtypes"] = sorted({*row["dtypes"], *(p.dtype for p in optimizer.trained)})
         for p in optimizer.parameters:
             for name, slot in p.slots.items():
-                _add(slots, name, slot)
+                _add(row["slots"], name, slot)
         for slot in optimizer.extra.values():
-            _add(slots, "(attributes)", slot)
-        numel = sum(p.numel for p in optimizer.trained)
-        total = sum(row["bytes"] for row in slots.values())
-        counters = sum(row["bytes"] for row in slots.values() if row["elements"] == row["tensors"])
-        rows.append(
-            {
-                "optimizer": optimizer.kind,
-                "parameters": len(optimizer.trained),
-                "elements": numel,
-                "dtypes": sorted({p.dtype for p in optimizer.trained}),
-                "slots": slots,
-                "bytes": total,
-                "bytes of counters": counters,
-                "bytes per parameter": round((total - counters) / numel, 4) if numel else 0.0,
-            }
-        )
-    return rows
+            _add(row["slots"], "(attributes)", slot)
+    for row in rows.values():
+        row["bytes"] = sum(slot["bytes"] for slot in row["slots"].values())
+        # a slot of one element a tensor counts steps
+        row["bytes of counters"] = sum(s["bytes"] for s in row["slots"].values() if s["elements"] == s["tensors"])
+        held = row["bytes"] - row["bytes of counters"]
+        row["bytes per parameter"] = round(held / row["elements"], 4) if row["elements"] else 0.0
+    return list(rows.values())
 
 
 def _add(slots: dict[str, dict[str, Any]], name: str, slot: Slot) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ampcheck.findings import SCHEMA_VERSION, ContractReport, Finding, Report
 from ampcheck.report.plain import plain
+from ampcheck.report.state import state_rows
 from ampcheck.report.text import relative
 
 __all__ = ["document", "write"]
@@ -21,7 +22,8 @@ def document(report: Report, root: Path) -> dict[str, Any]:
         root: the directory that the paths in it are made relative to (pytest's rootdir).
 
     Returns:
-        `version`, `environment`, `findings` (those of a contract primary first, then by id), `items` and `costs`;
+        `version`, `environment`, `findings` (those of a contract primary first, then by id), `items`, `costs` and
+        `optimizer_state` (bytes by slot);
         entries carry the device beside the contract, since one contract may be judged on several.
     """
     contracts = report.contracts
@@ -31,6 +33,7 @@ def document(report: Report, root: Path) -> dict[str, Any]:
         "findings": [_finding(finding, contract, root) for contract in contracts for finding in contract.findings],
         "items": [{**plain(v.to_json()), "device": c.device} for c in contracts for v in c.verdicts],
         "costs": [{"contract": c.contract, "device": c.device, **cost.to_json()} for c in contracts for cost in c.costs],
+        "optimizer_state": [{"contract": c.contract, "device": c.device, **plain(r)} for c in contracts for r in state_rows(c)],
     }
 
 

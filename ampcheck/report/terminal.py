@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampcheck.findings import ContractReport, Finding, Report
+from ampcheck.report.state import state_lines
 from ampcheck.report.text import describe, finding_text, one_line, place
 
 __all__ = ["Line", "summary"]
@@ -31,6 +32,7 @@ def summary(report: Report, root: Path) -> Iterator[Line]:
     if facts:
         yield ", ".join(facts[:SHOWN]), ""
     yield from _table(report.contracts)
+    yield from ((line, "") for line in state_lines(report.contracts))
     for contract in report.contracts:
         if not contract.facts.get("judged", contract.judged):
             yield f"NOT JUDGED: {_name(contract)}: no check of scaler order and scaling reached a verdict", "yellow"
