@@ -73,6 +73,7 @@ def scale_invariance(evidence: Evidence) -> Iterator[Result]:
             exact.returned.site,
             fix="return the loss before it is scaled, or divide by the scale it was multiplied with",
             level="warning",
+            follows="AMP501",
         )
         return
     yield from _without_effect(evidence)

@@ -103,7 +103,22 @@ def loss_parity(evidence: Evidence) -> Iterator[Result]:
 
     Source: Micikevicius et al., "Mixed Precision Training" (ICLR 2018): reductions and losses are kept in FP32.
     """
+    yield from _follows_the_scale(evidence)
     yield from _judge(evidence, "number", "")
+
+
+def _follows_the_scale(evidence: Evidence) -> Iterator[Fault]:
+    """A returned number that depends on the loss scale although the training does not, as the FP32 runs of AMP101 show."""
+    exact, parity = evidence.exact, evidence.parity.get(evidence.policy)
+    if exact is None or exact.returned is None or parity is None or parity.status != "judged":
+        return
+    for path, (plain, scaled) in exact.returned.values.items():
+        label = f"the returned {path}"
+        if label not in parity.not_numbers and plain not in (0.0, 1.0):
+            yield Fault(
+                f"{label} is {scaled:g} at a loss scale of {exact.returned.scale:g} and {plain:g} at 1, although the training is the same",
+                exact.returned.site, evidence={"what": label, "loss scale": exact.returned.scale, "values": [plain, scaled]},
+            )  # fmt: skip
 
 
 @check(

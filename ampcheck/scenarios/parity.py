@@ -8,23 +8,26 @@ where nothing is suspicious; only where something is, more calls and more draws.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ampcheck.evidence import Evidence
-from ampcheck.policy import HELD, AutocastChoice, Policy
+from ampcheck.policy import HELD, LOW_PRECISION, AutocastChoice, Policy
 from ampcheck.scenarios.drive import Built, Run
+from ampcheck.scenarios.parting import Listener, first_parting, listening
 from ampcheck.scenarios.spec import Spec
-from ampcheck.scenarios.teacher import SEED, Lesson, Pupil, Teacher, draws_in_fp32, measure
+from ampcheck.scenarios.teacher import SEED, Lesson, Pupil, Teacher, measure
 from ampcheck.scenarios.yardstick import Rounding, Yardstick
 from ampcheck.trace.deviations import (
     JUDGED,
     LIMITS,
     SUSPICIOUS,
     YARDSTICKS,
+    Judgement,
     Parity,
     Scalar,
     Step,
@@ -33,6 +36,8 @@ from ampcheck.trace.deviations import (
     series,
 )
 from ampcheck.trace.events import Trace
+from ampcheck.trace.patches import PatchSet
+from ampcheck.trace.randomness import DrawInFP32
 
 __all__ = ["parity", "settled_scales"]
 
@@ -129,8 +134,23 @@ class _Measurement:
     lessons: list[Lesson] = field(default_factory=list)
     taught: Run | None = None
     draws: dict[Yardstick, int] = field(default_factory=dict)
+    scales: dict[int, float] = field(default_factory=dict)
 
     def run(self) -> None:
+        """Measure, as much as is needed, and say where the runs part if they do."""
+        self._measure()
+        if self.parity.status != "judged":
+            return
+        doubtful = [one for one in series(self.parity, "number") if judge(one, self.parity.unit_roundoff).state != "within"]
+        exact = self.evidence.exact
+        if doubtful or (exact is not None and exact.returned is not None):
+            self.parity.not_numbers = self._not_numbers()
+        found = [judge(one, self.parity.unit_roundoff) for quantity in LIMITS for one in series(self.parity, quantity)]
+        excess = next((j for j in found if j.state == "excess"), None)
+        if excess is not None:
+            self._find_parting(excess)
+
+    def _measure(self) -> None:
         limit = self.evidence.natural.notes.get("limit", CALLS)
         calls = min(CALLS, limit)
         if not self._teach(calls) or not self._judged(calls):
@@ -204,8 +224,9 @@ class _Measurement:
         scales = settled_scales(self.evidence)
         factors = (1.0,) if self.forced == "as-written" or not scales else _LOWER
         for factor in factors:
-            used = {i: s * factor for i, s in scales.items()}
-            pupil = Pupil(self.lessons, used, draws_in_fp32())
+            self.scales = used = {i: s * factor for i, s in scales.items()}
+            kernels = _Kernels()
+            pupil = Pupil(self.lessons, used, lambda built, kernels=kernels: kernels.watch(built))  # type: ignore[misc]
             run = self.spec.run("parity", Policy(self.forced, growth_interval=HELD, seed=SEED), calls=calls, probes=[pupil], stage=pupil)
             if pupil.deviations:
                 break
@@ -217,6 +238,7 @@ class _Measurement:
             scale = f" at its settled loss scale of {self.parity.scale:g}" if self.parity.scale else ""
             return self._give_up("nothing", f"the step in 16 bits takes no optimizer step{scale}, and the FP32 one does: nothing to compare")
         self._enter(JUDGED, pupil, run)
+        self.parity.left_out.update(kernels.names)
         self.parity.units = len({unit for unit, _, _ in taken if unit not in pupil.unforced})
         if all(not any(d.gradient) and not any(d.update) for d in pupil.deviations.values()):
             return self._give_up("identical", "every gradient and update is that of the FP32 run to the bit: nothing of it was computed in 16 bits")
@@ -225,16 +247,53 @@ class _Measurement:
     def _draw(self, yardstick: Yardstick, calls: int) -> None:
         """One more rounded run of the reference."""
         self.draws[yardstick] = draw = self.draws.get(yardstick, 0) + 1
+        pupil, run = self._rounded(yardstick, draw, calls)
+        self._enter(yardstick, pupil, run)
 
+    def _rounded(self, yardstick: Yardstick, draw: int, calls: int, listener: Listener | None = None) -> tuple[Pupil, Run]:
         def prepare(built: Built) -> contextlib.AbstractContextManager[Any]:
             mode = Rounding(self.parity.dtype, yardstick, 1000 * draw + pupil.unit, built.recorder)
             mode.weights(_weights(built))
             pupil.pause = mode.pause
             return mode
 
-        pupil = Pupil(self.lessons, dict.fromkeys(range(len(self.evidence.trace.scalers)), 1.0), prepare)
+        heard = prepare if listener is None else listening(listener, prepare, lambda: pupil.unit)
+        pupil = Pupil(self.lessons, self._ones(), heard)
         run = self.spec.run(f"yardstick, {yardstick}", self.reference, calls=calls, probes=[pupil], stage=pupil)
-        self._enter(yardstick, pupil, run)
+        return pupil, run
+
+    def _ones(self) -> dict[int, float]:
+        return dict.fromkeys(range(len(self.evidence.trace.scalers)), 1.0)
+
+    def _find_parting(self, excess: Judgement) -> None:
+        """Run the unit of an excess again in each world, and listen."""
+        calls = self.lessons[excess.unit].end
+        plain, judged, rounded = Listener(excess.unit), Listener(excess.unit), [Listener(excess.unit) for _ in range(2)]
+
+        def listen(listener: Listener, policy: Policy, scales: dict[int, float], mode: Callable[[Built], Any]) -> None:
+            pupil = Pupil(self.lessons, scales, listening(listener, mode, lambda: pupil.unit))
+            self.spec.run("parting", policy, calls=calls, probes=[pupil], stage=pupil)
+
+        listen(plain, self.reference, self._ones(), lambda built: None)
+        listen(judged, Policy(self.forced, growth_interval=HELD, seed=SEED), self.scales, lambda built: DrawInFP32())
+        for draw, listener in enumerate(rounded):
+            self._rounded(cast("Yardstick", excess.yardstick), draw + 1, calls, listener)
+        found = first_parting(plain, judged, rounded, self.parity.unit_roundoff)
+        if found is not None:
+            self.parity.part = f"{found.op} in {found.module}" if found.module else found.op
+            self.parity.part_site = found.site
+
+    def _not_numbers(self) -> set[str]:
+        """Numbers that are the loss scale, or that come from gradients: in FP32 they follow a doubled seed of the backward."""
+        found = {n.label for n in self.parity.numbers if _is_scale(n, self.parity.scale)}
+        pupil = Pupil(self.lessons, self._ones(), lambda built: _DoubledSeeds())
+        calls = self.lessons[-1].end
+        run = self.spec.run("parity, doubled seeds", self.reference, calls=calls, probes=[pupil], stage=pupil)
+        for unit in range(len(self.lessons)):
+            losses = {label: value for (u, label), value in pupil.numbers.items() if u == unit}
+            values = self._labelled(unit, run, losses)
+            found |= {n.label for n in self.parity.numbers if n.unit == unit and n.label in values and values[n.label] != n.value}
+        return found
 
     def _enter(self, name: str, pupil: Pupil, run: Run) -> None:
         """Put what a run deviated by on record."""
@@ -287,6 +346,60 @@ class _Measurement:
     def _give_up(self, status: str, reason: str) -> bool:
         self.parity.status, self.parity.reason = status, reason
         return False
+
+
+class _Kernels:
+    """Parameters that kernels give 16-bit sums for gradients, whatever the code does: name -> why they are not judged."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+
+    def watch(self, built: Built) -> DrawInFP32:
+        named = {p.data_ptr(): name for root in built.reach().modules.values() for name, p in root.named_parameters()}
+        names = built.reach().names()
+        named.update((t.data_ptr(), names[id(t)]) for t in built.reach().tensors.values() if id(t) in names and t.numel())
+        return _NoticeKernels(self, named)
+
+
+class _NoticeKernels(DrawInFP32):
+    """On the CPU the backward of layer_norm sums the gradients of weight and bias in 16 bits: 15 to 40 times the unit roundoff."""
+
+    def __init__(self, kernels: _Kernels, named: dict[int, str]) -> None:
+        super().__init__()
+        self.kernels, self.named = kernels, named
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.native_layer_norm.default and args[0].device.type == "cpu" and args[0].dtype in LOW_PRECISION:
+            for tensor in args[2:4]:
+                name = self.named.get(tensor.data_ptr()) if isinstance(tensor, torch.Tensor) else None
+                if name is not None:
+                    self.kernels.names[name] = "layer_norm's own backward on the CPU sums its gradient in 16 bits"
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _DoubledSeeds(contextlib.AbstractContextManager[None]):
+    """Every backward starts from twice the gradient it is given: exact, and all that comes from gradients follows."""
+
+    def __enter__(self) -> None:
+        self.patches = PatchSet()
+        autograd: Any = torch.autograd
+        original = autograd._engine_run_backward
+
+        def run(roots: Any, seeds: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(roots, tuple(None if s is None else s * 2 for s in seeds), *args, **kwargs)
+
+        self.patches.set(autograd, "_engine_run_backward", run)
+
+    def __exit__(self, *exc: object) -> None:
+        self.patches.close()
+
+
+def _is_scale(number: Scalar, scale: float | None) -> bool:
+    """Whether a number is the loss scale, or its logarithm: it is that of scale 1 in the reference."""
+    if scale is None or not math.isfinite(number.seen):
+        return False
+    plain, seen = number.value, number.seen
+    return (plain == 1.0 and seen == scale) or (plain == 0.0 and any(math.isclose(seen, f(scale)) for f in (math.log2, math.log, math.log10)))
 
 
 def _weights(built: Built) -> list[torch.Tensor]:

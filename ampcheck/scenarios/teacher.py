@@ -20,7 +20,7 @@ from ampcheck.scenarios.drive import Built, Stage
 from ampcheck.trace.deviations import Deviation
 from ampcheck.trace.digest import local
 from ampcheck.trace.events import Event
-from ampcheck.trace.randomness import DrawInFP32, without_fused_dropout
+from ampcheck.trace.randomness import without_fused_dropout
 from ampcheck.trace.reach import reach
 from ampcheck.trace.recorder import Probe, Recorder
 
@@ -258,10 +258,6 @@ class Pupil(_Unit):
 
     def number(self, label: str, value: float) -> None:
         self.numbers[self.unit, label] = value
-
-
-def draws_in_fp32() -> Callable[[Built], contextlib.AbstractContextManager[Any]]:
-    return lambda built: DrawInFP32()
 
 
 # -- state ----------------------------------------------------------------------------------------------------------

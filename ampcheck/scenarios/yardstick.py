@@ -23,11 +23,9 @@ from torch.utils._pytree import tree_map
 from ampcheck.trace.randomness import is_random
 from ampcheck.trace.recorder import Recorder
 
-__all__ = ["UNIT", "Grid", "Rounding", "Yardstick"]
+__all__ = ["Grid", "Rounding", "Yardstick", "moves_only"]
 
 Yardstick = Literal["every op", "matmul"]
-#: Unit roundoff: half the distance from 1 to the next number.
-UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 #: Mantissa bits of FP32 that the dtype does not have.
 _DROPPED = {"float16": 13, "bfloat16": 16}
 
@@ -91,6 +89,11 @@ class Grid:
 
 def _rounds(x: Any) -> bool:
     return type(x) in (torch.Tensor, torch.nn.Parameter) and x.dtype is torch.float32 and x.layout is torch.strided and x.numel() > 0
+
+
+def moves_only(func: Any) -> bool:
+    """Whether an op only moves, chooses or makes values."""
+    return func._schema.name.partition("::")[2] in _MOVES or any(r.alias_info is not None for r in func._schema.returns)
 
 
 class Rounding(TorchDispatchMode):

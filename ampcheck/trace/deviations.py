@@ -21,7 +21,7 @@ Quantity = Literal["gradient", "tensor", "update", "number", "statistics"]
 LIMITS: dict[Quantity, dict[str, float]] = {
     "gradient": {"every op": 4.0, "matmul": 12.0},
     "tensor": {"every op": 12.0, "matmul": 36.0},
-    "update": {"every op": 20.0, "matmul": 60.0},
+    "update": {"every op": 20.0},
     "number": {"every op": 8.0, "matmul": 24.0},
     "statistics": {"every op": 8.0, "matmul": 24.0},
 }

@@ -1,0 +1,146 @@
+"""Where the step in 16 bits and the FP32 step part: the first line of the forward whose results deviate by more than rounding explains."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.findings import Location
+from ampcheck.scenarios.drive import Built
+from ampcheck.scenarios.yardstick import moves_only
+from ampcheck.trace.place import place
+from ampcheck.trace.randomness import is_random
+from ampcheck.trace.recorder import Recorder
+
+__all__ = ["Listener", "Sample", "first_parting", "listening"]
+
+#: Elements of a result that are looked at.
+_ELEMENTS = 1024
+#: Results listened to in one step.
+_MOST = 4096
+#: How many times the yardstick a result may deviate.
+_LIMIT = 12.0
+Key = tuple[str, str, int]
+
+
+@dataclass
+class Sample:
+    """Some elements of one result, and where it was computed."""
+
+    values: torch.Tensor
+    op: str
+    site: Location | None
+    module: str
+
+
+@dataclass
+class Listener:
+    """Keeps a sample of every floating-point result of the forward, by line, op and occurrence: the same in every precision.
+
+    Args:
+        unit: the judged stretch of calls to listen in.
+    """
+
+    unit: int
+    samples: dict[Key, Sample] = field(default_factory=dict)
+
+    def mode(self, built: Built) -> TorchDispatchMode:
+        """The dispatch mode that listens; the innermost of all, so that it hears results as they are used."""
+        names: dict[int, str] = {}
+        for path, root in built.reach().modules.items():
+            names.update((id(m), name or path) for name, m in root.named_modules())
+        return _Listen(self.samples, built.recorder, names)
+
+
+class _Listen(TorchDispatchMode):
+    def __init__(self, samples: dict[Key, Sample], recorder: Recorder, names: dict[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.samples, self.recorder, self.names = samples, recorder, names
+        self.counts: dict[tuple[str, str], int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        value = result[0] if isinstance(result, (tuple, list)) and result else result
+        if (
+            self.recorder.engine_depth == 0
+            and isinstance(value, torch.Tensor)
+            and value.is_floating_point()
+            and value.layout is torch.strided
+            and not func._schema.is_mutable
+            and not moves_only(func)
+            and not is_random(func)
+            and len(self.samples) < _MOST
+        ):
+            self._keep(func, value)
+        return result
+
+    def _keep(self, func: Any, value: torch.Tensor) -> None:
+        at = place(False, False)
+        name = func._schema.name.partition("::")[2]
+        spot = (name, str(at.site))
+        count = self.counts[spot] = self.counts.get(spot, 0) + 1
+        flat = value.detach().reshape(-1)
+        flat = flat[:: max(1, flat.numel() // _ELEMENTS)].to("cpu", torch.float64, copy=True)
+        self.samples[(*spot, count)] = Sample(flat, name, at.site, self.names.get(id(at.module), "") if at.module is not None else "")
+
+
+def listening(
+    listener: Listener, prepare: Callable[[Built], contextlib.AbstractContextManager[Any] | None], unit: Callable[[], int]
+) -> Callable[[Built], contextlib.AbstractContextManager[Any] | None]:
+    """Put a listener inside whatever mode a run has, in its own unit."""
+
+    def both(built: Built) -> contextlib.AbstractContextManager[Any] | None:
+        inner = prepare(built)
+        if unit() != listener.unit:
+            return inner
+        heard = listener.mode(built)
+        # what is entered last sees an op first, and hears the result after all the others have had it
+        return _Stacked(*(() if inner is None else (inner,)), heard)
+
+    return both
+
+
+class _Stacked(contextlib.AbstractContextManager[None]):
+    """Several modes as one that can be entered again and again."""
+
+    def __init__(self, *modes: contextlib.AbstractContextManager[Any]) -> None:
+        self.modes = modes
+        self.stack = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        for mode in self.modes:
+            self.stack.enter_context(mode)
+
+    def __exit__(self, *exc: object) -> None:
+        self.stack.close()
+
+
+def first_parting(reference: Listener, judged: Listener, draws: list[Listener], unit_roundoff: float) -> Sample | None:
+    """The first result, in the order of the reference, that deviates by more than rounding explains; `None` if all agree."""
+    for key, expected in reference.samples.items():
+        seen = judged.samples.get(key)
+        if seen is None or seen.values.shape != expected.values.shape:
+            continue
+        rounding = max((_relative(d.samples[key].values, expected.values) for d in draws if key in d.samples), default=math.inf)
+        deviation = _relative(seen.values, expected.values)
+        if deviation > _LIMIT * max(rounding, unit_roundoff):
+            return seen
+    return None
+
+
+def _relative(seen: torch.Tensor, expected: torch.Tensor) -> float:
+    if seen.shape != expected.shape:
+        return math.inf
+    finite = expected.isfinite() & (expected.abs() < 1e30)  # what is masked is not compared
+    norm = float(expected[finite].norm())
+    difference = float((seen[finite] - expected[finite]).norm())
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / norm if norm > 0.0 else 0.0
+
