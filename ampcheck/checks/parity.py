@@ -10,10 +10,15 @@ from ampcheck.registry import Fault, Inconclusive, NotRun, Result, check
 from ampcheck.trace.deviations import Judgement, Parity, Quantity, judge, losses, series
 
 #: What explains a deviation better than its size does.
-_CAUSES = (
-    "AMP101", "AMP102", "AMP103", "AMP104", "AMP105", "AMP106", "AMP107", "AMP109", "AMP110", "AMP111", "AMP207", "AMP301", "AMP302", "AMP303",
-    "AMP304", "AMP306", "AMP307", "AMP308", "AMP309", "AMP310", "AMP401", "AMP403", "AMP404", "AMP405",
-)  # fmt: skip
+_CAUSES = tuple(
+    f"AMP{number}"
+    for number in (
+        *(101, 102, 103, 104, 105, 106, 107, 109, 110, 111),
+        207,
+        *(301, 302, 303, 304, 306, 307, 308, 309, 310),
+        *(401, 403, 404, 405),
+    )
+)
 
 
 def _measured(evidence: Evidence) -> Parity | str:
@@ -49,13 +54,16 @@ def _judge(evidence: Evidence, quantity: Quantity, what: str, fix: str = "") -> 
         yield Fault(_seen(parity, worst, what), parity.part_site or parity.site, fix=fix, evidence=_facts(parity, worst))
     elif worst.state == "once":
         yield Inconclusive(
-            f"decisions flipped: {_named(worst, what)} deviates by {worst.deviation:.1e}, {worst.deviation / _floor(parity, worst):.0f} times what rounding "
-            f"explains, in one of {parity.units} judged steps alone; a larger batch averages such flips out"
+            f"decisions flipped: {_named(worst, what)} deviates by {worst.deviation:.1e}, "
+            f"{worst.deviation / _floor(parity, worst):.0f} times what rounding explains, in one of {parity.units} judged "
+            "steps alone; a larger batch averages such flips out"
         )
     elif all(j.state == "blind" for j in judged):
         rounding = min(j.rounding for j in judged)
         amount = f"by {rounding:.0%}" if math.isfinite(rounding) else "without bound"
-        yield Inconclusive(f"rounding alone moves {_named(judged[0], what)} {amount} in this step: faults drown in it; judge a larger batch")
+        yield Inconclusive(
+            f"rounding alone moves {_named(judged[0], what)} {amount} in this step: faults drown in it; judge a larger batch"
+        )
 
 
 def _floor(parity: Parity, judgement: Judgement) -> float:
@@ -71,8 +79,8 @@ def _seen(parity: Parity, worst: Judgement, what: str) -> str:
     times = f"{worst.deviation / _floor(parity, worst):.0f} times" if math.isfinite(worst.deviation) else "beyond"
     where = f"; the runs part at {parity.part}" if parity.part else ""
     return (
-        f"{_named(worst, what)} differs from the FP32 one by {deviation} of its norm, {times} the {_floor(parity, worst):.1e} that rounding to "
-        f"{parity.dtype} explains ({worst.yardstick}), step after step{where}"
+        f"{_named(worst, what)} differs from the FP32 one by {deviation} of its norm, {times} the {_floor(parity, worst):.1e} "
+        f"that rounding to {parity.dtype} explains ({worst.yardstick}), step after step{where}"
     )
 
 
@@ -99,7 +107,8 @@ def _facts(parity: Parity, worst: Judgement) -> dict[str, object]:
 def loss_parity(evidence: Evidence) -> Iterator[Result]:
     """The loss, and every number that the step returns, is the FP32 one up to rounding.
 
-    Looked at are what `scale()` is given and the numbers that the step returns, less those that are the loss scale or come from a gradient.
+    Looked at are what `scale()` is given and the numbers that the step returns, less those that are the loss scale or come from
+    a gradient.
 
     Source: Micikevicius et al., "Mixed Precision Training" (ICLR 2018): reductions and losses are kept in FP32.
     """
@@ -116,7 +125,8 @@ def _follows_the_scale(evidence: Evidence) -> Iterator[Fault]:
         label = f"the returned {path}"
         if label not in parity.not_numbers and plain not in (0.0, 1.0):
             yield Fault(
-                f"{label} is {scaled:g} at a loss scale of {exact.returned.scale:g} and {plain:g} at 1, although the training is the same",
+                f"{label} is {scaled:g} at a loss scale of {exact.returned.scale:g} and {plain:g} at 1, although the training "
+                "is the same",
                 exact.returned.site, evidence={"what": label, "loss scale": exact.returned.scale, "values": [plain, scaled]},
             )  # fmt: skip
 
@@ -130,9 +140,10 @@ def _follows_the_scale(evidence: Evidence) -> Iterator[Fault]:
 def gradient_parity(evidence: Evidence) -> Iterator[Result]:
     """The whole gradient of a step in 16 bits is the FP32 one up to rounding.
 
-    The reference runs in FP32, whatever the code asks for. How much rounding moves this model's gradient is measured, not assumed: FP32 steps
-    whose results are rounded to 16-bit mantissas. A step in 16 bits may deviate by a small multiple of that. An excess must be seen in two
-    steps, each started from the reference's own state, since in a single one a ReLU or a maximum may have flipped.
+    The reference runs in FP32, whatever the code asks for. How much rounding moves this model's gradient is measured, not
+    assumed: FP32 steps whose results are rounded to 16-bit mantissas. A step in 16 bits may deviate by a small multiple of
+    that. An excess must be seen in two steps, each started from the reference's own state, since in a single one a ReLU or a
+    maximum may have flipped.
 
     Source: Micikevicius et al., "Mixed Precision Training" (ICLR 2018).
     """
@@ -148,8 +159,8 @@ def gradient_parity(evidence: Evidence) -> Iterator[Result]:
 def tensor_gradient_parity(evidence: Evidence) -> Iterator[Result]:
     """The gradient of each parameter is the FP32 one up to rounding.
 
-    Parameters that hold next to nothing of the gradient are left out, and those whose gradient is rounding noise in FP32 already, such as a bias
-    before BatchNorm.
+    Parameters that hold next to nothing of the gradient are left out, and those whose gradient is rounding noise in FP32
+    already, such as a bias before BatchNorm.
 
     Source: as for AMP502.
     """
@@ -181,7 +192,8 @@ def update_parity(evidence: Evidence) -> Iterator[Result]:
 def underflow(evidence: Evidence) -> Iterator[Result]:
     """Gradients do not underflow at the loop's own loss scale.
 
-    Counted is the part of the gradient, by absolute value, that is zero in 16 bits and not in FP32, beyond what rounding alone makes zero.
+    Counted is the part of the gradient, by absolute value, that is zero in 16 bits and not in FP32, beyond what rounding alone
+    makes zero.
 
     Source: Micikevicius et al., "Mixed Precision Training" (ICLR 2018), section 3.2.
     """
@@ -203,11 +215,20 @@ def underflow(evidence: Evidence) -> Iterator[Result]:
         tensors = f"; most of all in {', '.join(names[:3])}" if names and not worst.label else ""
         scale = f" at a loss scale of {parity.scale:g}" if parity.scale is not None else " without a loss scale"
         yield Fault(
-            f"{share:.0%} {which} is zero in {parity.dtype} and not in FP32{scale}{tensors}", parity.part_site or parity.site,
-            evidence={"share": share, "rounding": worst.rounding, "tensors": names, "loss scale": parity.scale, "dtype": parity.dtype},
-        )  # fmt: skip
+            f"{share:.0%} {which} is zero in {parity.dtype} and not in FP32{scale}{tensors}",
+            parity.part_site or parity.site,
+            evidence={
+                "share": share,
+                "rounding": worst.rounding,
+                "tensors": names,
+                "loss scale": parity.scale,
+                "dtype": parity.dtype,
+            },
+        )
     elif found:
-        yield Inconclusive("in one judged step alone gradients are zero in 16 bits that are not in FP32: a decision may have flipped")
+        yield Inconclusive(
+            "in one judged step alone gradients are zero in 16 bits that are not in FP32: a decision may have flipped"
+        )
 
 
 @check(

@@ -1,14 +1,14 @@
 """AMP against FP32, step by step, by the model's own rounding (AMP501 to AMP506).
 
-A reference in the widened world (nothing is rounded to 16 bits, whatever the code asks for), the run as written, and runs of the
-reference with rounded results: the yardsticks. All but the first start each judged step from the reference's state. Two calls of each
-where nothing is suspicious; only where something is, more calls and more draws.
+A reference in the widened world (nothing is rounded to 16 bits, whatever the code asks for), the run as written, and runs of
+the
+reference with rounded results: the yardsticks. All but the first start each judged step from the reference's state. Two calls
+of each where nothing is suspicious; only where something is, more calls and more draws.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,17 +16,18 @@ from typing import Any, cast
 import torch
 
 from ampcheck.evidence import Evidence
-from ampcheck.policy import HELD, LOW_PRECISION, AutocastChoice, Policy
+from ampcheck.policy import HELD, AutocastChoice, Policy
 from ampcheck.scenarios.drive import Built, Run
+from ampcheck.scenarios.kernels import LossyKernels
+from ampcheck.scenarios.numbers import DoubledSeeds, is_scale
 from ampcheck.scenarios.parting import Listener, first_parting, listening
 from ampcheck.scenarios.spec import Spec
-from ampcheck.scenarios.teacher import SEED, Lesson, Pupil, Teacher, measure
+from ampcheck.scenarios.teacher import SEED, Lesson, Pupil, Teacher
 from ampcheck.scenarios.yardstick import Rounding, Yardstick
 from ampcheck.trace.deviations import (
     JUDGED,
     LIMITS,
     SUSPICIOUS,
-    YARDSTICKS,
     Judgement,
     Parity,
     Scalar,
@@ -35,12 +36,13 @@ from ampcheck.trace.deviations import (
     losses,
     series,
 )
+from ampcheck.trace.distances import measure
 from ampcheck.trace.events import Trace
-from ampcheck.trace.patches import PatchSet
 from ampcheck.trace.randomness import DrawInFP32
 
 __all__ = ["parity", "settled_scales"]
 
+ALL: tuple[Yardstick, ...] = ("every op", "matmul")
 #: Calls that are judged at first, and where something is suspicious.
 CALLS, MORE_CALLS = 2, 4
 #: Rounded units that are drawn for each yardstick: at first, and at most where something is suspicious.
@@ -155,7 +157,7 @@ class _Measurement:
         calls = min(CALLS, limit)
         if not self._teach(calls) or not self._judged(calls):
             return
-        for yardstick in YARDSTICKS:
+        for yardstick in ALL:
             for _ in range(DRAWS):
                 if self._drawn(yardstick) < DRAWS:
                     self._draw(yardstick, calls)
@@ -168,7 +170,7 @@ class _Measurement:
             if not self._teach(calls) or not self._judged(calls):
                 return
         for _ in range(MOST_DRAWS):
-            wanted = [y for y in YARDSTICKS if self._drawn(y) < DRAWS or (self._drawn(y) < MOST_DRAWS and self._suspicious(y))]
+            wanted = [y for y in ALL if self._drawn(y) < DRAWS or (self._drawn(y) < MOST_DRAWS and self._suspicious(y))]
             if not wanted:
                 break
             for yardstick in wanted:
@@ -225,9 +227,11 @@ class _Measurement:
         factors = (1.0,) if self.forced == "as-written" or not scales else _LOWER
         for factor in factors:
             self.scales = used = {i: s * factor for i, s in scales.items()}
-            kernels = _Kernels()
+            kernels = LossyKernels()
             pupil = Pupil(self.lessons, used, lambda built, kernels=kernels: kernels.watch(built))  # type: ignore[misc]
-            run = self.spec.run("parity", Policy(self.forced, growth_interval=HELD, seed=SEED), calls=calls, probes=[pupil], stage=pupil)
+            run = self.spec.run(
+                "parity", Policy(self.forced, growth_interval=HELD, seed=SEED), calls=calls, probes=[pupil], stage=pupil
+            )
             if pupil.deviations:
                 break
         self.parity.scale = next(iter(used.values()), None)
@@ -236,12 +240,17 @@ class _Measurement:
         taken = [key for key, deviation in pupil.deviations.items() if deviation.update]
         if not taken:
             scale = f" at its settled loss scale of {self.parity.scale:g}" if self.parity.scale else ""
-            return self._give_up("nothing", f"the step in 16 bits takes no optimizer step{scale}, and the FP32 one does: nothing to compare")
+            return self._give_up(
+                "nothing", f"the step in 16 bits takes no optimizer step{scale}, and the FP32 one does: nothing to compare"
+            )
         self._enter(JUDGED, pupil, run)
         self.parity.left_out.update(kernels.names)
         self.parity.units = len({unit for unit, _, _ in taken if unit not in pupil.unforced})
         if all(not any(d.gradient) and not any(d.update) for d in pupil.deviations.values()):
-            return self._give_up("identical", "every gradient and update is that of the FP32 run to the bit: nothing of it was computed in 16 bits")
+            return self._give_up(
+                "identical",
+                "every gradient and update is that of the FP32 run to the bit: nothing of it was computed in 16 bits",
+            )
         return True
 
     def _draw(self, yardstick: Yardstick, calls: int) -> None:
@@ -285,14 +294,16 @@ class _Measurement:
 
     def _not_numbers(self) -> set[str]:
         """Numbers that are the loss scale, or that come from gradients: in FP32 they follow a doubled seed of the backward."""
-        found = {n.label for n in self.parity.numbers if _is_scale(n, self.parity.scale)}
-        pupil = Pupil(self.lessons, self._ones(), lambda built: _DoubledSeeds())
+        found = {n.label for n in self.parity.numbers if is_scale(n, self.parity.scale)}
+        pupil = Pupil(self.lessons, self._ones(), lambda built: DoubledSeeds())
         calls = self.lessons[-1].end
         run = self.spec.run("parity, doubled seeds", self.reference, calls=calls, probes=[pupil], stage=pupil)
         for unit in range(len(self.lessons)):
             losses = {label: value for (u, label), value in pupil.numbers.items() if u == unit}
             values = self._labelled(unit, run, losses)
-            found |= {n.label for n in self.parity.numbers if n.unit == unit and n.label in values and values[n.label] != n.value}
+            found |= {
+                n.label for n in self.parity.numbers if n.unit == unit and n.label in values and values[n.label] != n.value
+            }
         return found
 
     def _enter(self, name: str, pupil: Pupil, run: Run) -> None:
@@ -334,7 +345,7 @@ class _Measurement:
 
     def _beyond_doubt(self) -> bool:
         """Whether an excess is so large, after so many draws, that more of them would not change it."""
-        if min(self._drawn(y) for y in YARDSTICKS) < ENOUGH_DRAWS:
+        if min(self._drawn(y) for y in ALL) < ENOUGH_DRAWS:
             return False
         judged = [judge(one, self.parity.unit_roundoff) for quantity in LIMITS for one in series(self.parity, quantity)]
         return any(j.state == "excess" and j.headroom > BEYOND_DOUBT for j in judged)
@@ -348,62 +359,10 @@ class _Measurement:
         return False
 
 
-class _Kernels:
-    """Parameters that kernels give 16-bit sums for gradients, whatever the code does: name -> why they are not judged."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, str] = {}
-
-    def watch(self, built: Built) -> DrawInFP32:
-        named = {p.data_ptr(): name for root in built.reach().modules.values() for name, p in root.named_parameters()}
-        names = built.reach().names()
-        named.update((t.data_ptr(), names[id(t)]) for t in built.reach().tensors.values() if id(t) in names and t.numel())
-        return _NoticeKernels(self, named)
-
-
-class _NoticeKernels(DrawInFP32):
-    """On the CPU the backward of layer_norm sums the gradients of weight and bias in 16 bits: 15 to 40 times the unit roundoff."""
-
-    def __init__(self, kernels: _Kernels, named: dict[int, str]) -> None:
-        super().__init__()
-        self.kernels, self.named = kernels, named
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.native_layer_norm.default and args[0].device.type == "cpu" and args[0].dtype in LOW_PRECISION:
-            for tensor in args[2:4]:
-                name = self.named.get(tensor.data_ptr()) if isinstance(tensor, torch.Tensor) else None
-                if name is not None:
-                    self.kernels.names[name] = "layer_norm's own backward on the CPU sums its gradient in 16 bits"
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-class _DoubledSeeds(contextlib.AbstractContextManager[None]):
-    """Every backward starts from twice the gradient it is given: exact, and all that comes from gradients follows."""
-
-    def __enter__(self) -> None:
-        self.patches = PatchSet()
-        autograd: Any = torch.autograd
-        original = autograd._engine_run_backward
-
-        def run(roots: Any, seeds: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(roots, tuple(None if s is None else s * 2 for s in seeds), *args, **kwargs)
-
-        self.patches.set(autograd, "_engine_run_backward", run)
-
-    def __exit__(self, *exc: object) -> None:
-        self.patches.close()
-
-
-def _is_scale(number: Scalar, scale: float | None) -> bool:
-    """Whether a number is the loss scale, or its logarithm: it is that of scale 1 in the reference."""
-    if scale is None or not math.isfinite(number.seen):
-        return False
-    plain, seen = number.value, number.seen
-    return (plain == 1.0 and seen == scale) or (plain == 0.0 and any(math.isclose(seen, f(scale)) for f in (math.log2, math.log, math.log10)))
-
-
 def _weights(built: Built) -> list[torch.Tensor]:
-    """The parameters that are used in 16 bits: of modules, and of optimizers where they are no copies of those (FP32 masters)."""
+    """The parameters that are used in 16 bits: of modules, and of optimizers where they are no copies of those (FP32
+    masters).
+    """
     found: dict[int, torch.Tensor] = {id(p): p for m in built.reach().modules.values() for p in m.parameters()}
     used = list(found.values())
     for index in range(len(built.recorder.optimizers)):

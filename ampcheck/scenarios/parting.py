@@ -1,4 +1,6 @@
-"""Where the step in 16 bits and the FP32 step part: the first line of the forward whose results deviate by more than rounding explains."""
+"""Where the step in 16 bits and the FP32 step part: the first line of the forward whose results deviate by more than rounding
+explains.
+"""
 
 from __future__ import annotations
 
@@ -84,10 +86,11 @@ class _Listen(TorchDispatchMode):
         at = place(False, False)
         name = func._schema.name.partition("::")[2]
         spot = (name, str(at.site))
-        count = self.counts[spot] = self.counts.get(spot, 0) + 1
+        self.counts[spot] = self.counts.get(spot, 0) + 1
+        key = (*spot, self.counts[spot])
         flat = value.detach().reshape(-1)
         flat = flat[:: max(1, flat.numel() // _ELEMENTS)].to("cpu", torch.float64, copy=True)
-        self.samples[(*spot, count)] = Sample(flat, name, at.site, self.names.get(id(at.module), "") if at.module is not None else "")
+        self.samples[key] = Sample(flat, name, at.site, self.names.get(id(at.module), "") if at.module is not None else "")
 
 
 def listening(
@@ -143,4 +146,3 @@ def _relative(seen: torch.Tensor, expected: torch.Tensor) -> float:
     if not math.isfinite(difference):
         return math.inf
     return difference / norm if norm > 0.0 else 0.0
-

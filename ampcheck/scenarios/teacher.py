@@ -1,8 +1,8 @@
 """Judged steps that do not depend on each other: the reference hands its state over before each of them.
 
-Left alone, an honest difference of 1e-3 grows with Adam and BatchNorm from call to call, and data fall out of step after a skip. So
-the reference run keeps a copy, in host memory, of all state that is reachable at the start of each unit (a call, or the calls up to
-the next optimizer step); any other run gets it, cast to its own dtypes, before it makes that unit.
+Left alone, an honest difference of 1e-3 grows with Adam and BatchNorm from call to call, and data fall out of step after a
+skip. So the reference run keeps a copy, in host memory, of all state that is reachable at the start of each unit (a call, or
+the calls up to the next optimizer step); any other run gets it, cast to its own dtypes, before it makes that unit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ampcheck.policy import reseed
 from ampcheck.scenarios.custom import force_scale
 from ampcheck.scenarios.drive import Built, Stage
 from ampcheck.trace.deviations import Deviation
-from ampcheck.trace.digest import local
+from ampcheck.trace.distances import difference, host, numbers, plain
 from ampcheck.trace.events import Event
 from ampcheck.trace.randomness import without_fused_dropout
 from ampcheck.trace.reach import reach
@@ -86,17 +86,17 @@ class _Unit(Stage, Probe):
             if ordinal < STEPS and index not in self._before:
                 parameters = recorder.parameters(index)
                 scale = getattr(optimizer, "grad_scale", None)
-                gradients = [None if p.grad is None else _plain(p.grad) for p in parameters]
+                gradients = [None if p.grad is None else plain(p.grad) for p in parameters]
                 if isinstance(scale, torch.Tensor):
                     gradients = [None if g is None else g.float() / scale.to(g.device) for g in gradients]
                 self.gradients(index, ordinal, gradients)
-                self._before[index] = [_plain(p).clone() for p in parameters]
+                self._before[index] = [plain(p).clone() for p in parameters]
         elif event.get("took"):
             before = self._before.pop(index, None)
             self._taken[index] = ordinal + 1
             if before is not None:
                 now = recorder.parameters(index)
-                self.updates(index, ordinal, now, [_plain(p).float() - b.float() for p, b in zip(now, before, strict=True)])
+                self.updates(index, ordinal, now, [plain(p).float() - b.float() for p, b in zip(now, before, strict=True)])
         else:
             self._over = True
 
@@ -108,7 +108,9 @@ class _Unit(Stage, Probe):
         for one in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(one, torch.Tensor) and one.numel() == 1 and one.is_floating_point():
                 self._losses += 1
-                self.number(f"the loss given to scale(){'' if self._losses == 1 else f', number {self._losses}'}", float(one.detach()))
+                self.number(
+                    f"the loss given to scale(){'' if self._losses == 1 else f', number {self._losses}'}", float(one.detach())
+                )
 
     def gradients(self, index: int, ordinal: int, gradients: list[torch.Tensor | None]) -> None:
         raise NotImplementedError
@@ -147,17 +149,19 @@ class Teacher(_Unit):
                 if tensor.is_floating_point() and tensor.layout is torch.strided:
                     lesson.state[key] = self._copy(key, tensor)
             lesson.counts = dict(_counts(built.recorder))
-            lesson.statistics = {name: (b := _host(t), b) for name, t in self._norms.items()}
+            lesson.statistics = {name: (b := host(t), b) for name, t in self._norms.items()}
             self.lessons.append(lesson)
 
     def _copy(self, key: Key, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy; of large data the last one if it was not written since (kernels do not count what they write to statistics)."""
+        """A copy; of large data the last one if it was not written since (kernels do not count what they write to
+        statistics).
+        """
         if tensor.numel() <= _LARGE or key[0] or isinstance(tensor, torch.nn.Parameter) or tensor.is_inference():
-            return _host(tensor)
+            return host(tensor)
         version = (id(tensor), tensor._version)
         known = self._versions.get(key)
         if known is None or known[:2] != version:
-            known = self._versions[key] = (*version, _host(tensor))
+            known = self._versions[key] = (*version, host(tensor))
         return known[2]
 
     def finished(self, built: Built) -> None:
@@ -167,13 +171,13 @@ class Teacher(_Unit):
         if self.lessons:
             lesson = self.lessons[-1]
             lesson.end = call
-            lesson.statistics = {n: (before, _host(self._norms[n])) for n, (before, _) in lesson.statistics.items()}
+            lesson.statistics = {n: (before, host(self._norms[n])) for n, (before, _) in lesson.statistics.items()}
 
     def gradients(self, index: int, ordinal: int, gradients: list[torch.Tensor | None]) -> None:
-        self.lessons[-1].gradients[index, ordinal] = [None if g is None else _host(g).float() for g in gradients]
+        self.lessons[-1].gradients[index, ordinal] = [None if g is None else host(g).float() for g in gradients]
 
     def updates(self, index: int, ordinal: int, parameters: list[torch.Tensor], updates: list[torch.Tensor]) -> None:
-        self.lessons[-1].updates[index, ordinal] = [_host(u) for u in updates]
+        self.lessons[-1].updates[index, ordinal] = [host(u) for u in updates]
 
     def number(self, label: str, value: float) -> None:
         self.lessons[-1].numbers[label] = value
@@ -189,7 +193,10 @@ class Pupil(_Unit):
     """
 
     def __init__(
-        self, lessons: list[Lesson], scales: Mapping[int, float], prepare: Callable[[Built], contextlib.AbstractContextManager[Any] | None]
+        self,
+        lessons: list[Lesson],
+        scales: Mapping[int, float],
+        prepare: Callable[[Built], contextlib.AbstractContextManager[Any] | None],
     ) -> None:
         super().__init__()
         self.lessons, self.scales, self.prepare = lessons, scales, prepare
@@ -237,10 +244,11 @@ class Pupil(_Unit):
     def gradients(self, index: int, ordinal: int, gradients: list[torch.Tensor | None]) -> None:
         expected = self.lessons[self.unit].gradients.get((index, ordinal))
         if expected is not None and len(expected) == len(gradients):
-            pairs = [_difference(a, b) for a, b in zip(gradients, expected, strict=True)]
-            errors, lost = _numbers([p and p[0] for p in pairs]), _numbers([p and p[1] for p in pairs])
+            pairs = [difference(a, b) for a, b in zip(gradients, expected, strict=True)]
+            errors, lost = numbers([p and p[0] for p in pairs]), numbers([p and p[1] for p in pairs])
             self.deviations[self.unit, index, ordinal] = Deviation(errors, lost)
-            # Adam and sign optimizers make whole steps of the smallest gradients: where the sign itself is rounding, the update says nothing
+            # Adam and sign optimizers make whole steps of the smallest gradients: where the sign itself is rounding, the update
+            # says nothing
             self._undecided[index] = [
                 g.sign() != e.sign().to(g.device) if g is not None and e is not None and g.shape == e.shape else None
                 for g, e in zip(gradients, expected, strict=True)
@@ -252,9 +260,12 @@ class Pupil(_Unit):
         if expected is not None and deviation is not None and len(expected) == len(updates):
             whole = [p.dtype not in (torch.float16, torch.bfloat16) for p in parameters]
             undecided = self._undecided.pop(index, [None] * len(updates))
-            kept = [u if m is None or e is None else torch.where(m, e.to(u.device), u) for u, e, m in zip(updates, expected, undecided, strict=True)]
-            pairs = [_difference(u, e) if w else None for u, e, w in zip(kept, expected, whole, strict=True)]
-            deviation.update = _numbers([p and p[0] for p in pairs])
+            kept = [
+                u if m is None or e is None else torch.where(m, e.to(u.device), u)
+                for u, e, m in zip(updates, expected, undecided, strict=True)
+            ]
+            pairs = [difference(u, e) if w else None for u, e, w in zip(kept, expected, whole, strict=True)]
+            deviation.update = numbers([p and p[0] for p in pairs])
 
     def number(self, label: str, value: float) -> None:
         self.numbers[self.unit, label] = value
@@ -312,7 +323,12 @@ def _hand_over(built: Built, lesson: Lesson) -> str:
     with torch.no_grad():
         for key, value in lesson.state.items():
             target = mine.get(key)
-            if target is None or target.shape != value.shape or not target.is_floating_point() or target.layout is not torch.strided:
+            if (
+                target is None
+                or target.shape != value.shape
+                or not target.is_floating_point()
+                or target.layout is not torch.strided
+            ):
                 if key[0] == "parameter":
                     problem = "a parameter is not there, or has another shape"
                 continue
@@ -351,58 +367,3 @@ def _statistics(built: Built) -> Iterator[tuple[str, torch.Tensor]]:
                 buffer = getattr(module, slot, None)
                 if isinstance(buffer, torch.Tensor) and buffer.is_floating_point():
                     yield f"{name or path}.{slot}", buffer
-
-
-# -- numbers --------------------------------------------------------------------------------------------------------
-
-
-def _host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Dense, real, local and detached; sparse gradients filled in, so that indices do not matter."""
-    if tensor.layout is torch.sparse_coo:
-        tensor = tensor.detach().to_dense()
-    return local(tensor)
-
-
-def _difference(seen: torch.Tensor | None, expected: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Norm of the difference, and the sum of the expected absolute values over what is zero in `seen`; both on its device."""
-    if seen is None and expected is None:
-        return None
-    if seen is None or expected is None:
-        there = seen if expected is None else expected
-        assert there is not None
-        norm, mass = _norm(there.float()), there.float().abs().sum(dtype=torch.float64)
-        return norm, mass if seen is None else torch.zeros_like(mass)
-    b = expected.to(seen.device)
-    if b.shape != seen.shape:
-        return torch.tensor(float("inf")), torch.tensor(0.0)
-    lost = b.abs().masked_fill_(seen != 0, 0.0).sum(dtype=torch.float64)
-    return _norm(b.sub_(seen) if b is not expected else seen.float() - b), lost
-
-
-def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(tensor, dtype=torch.float64)
-
-
-def _numbers(values: list[torch.Tensor | None]) -> list[float | None]:
-    """0-dim tensors as numbers, with one transfer a device."""
-    by_device: dict[torch.device, list[int]] = {}
-    for i, value in enumerate(values):
-        if value is not None:
-            by_device.setdefault(value.device, []).append(i)
-    found: list[float | None] = [None] * len(values)
-    for indices in by_device.values():
-        stacked = torch.stack([values[i].double() for i in indices])  # type: ignore[union-attr]
-        for i, number in zip(indices, stacked.tolist(), strict=True):
-            found[i] = number
-    return found
-
-
-def measure(values: list[torch.Tensor | None]) -> tuple[list[float | None], list[float | None]]:
-    """Norm and sum of absolute values of each tensor."""
-    norms = [None if v is None else _norm(v.float()) for v in values]
-    sums = [None if v is None else v.float().abs().sum(dtype=torch.float64) for v in values]
-    return _numbers(norms), _numbers(sums)

@@ -1,11 +1,13 @@
 """The yardstick: FP32 steps in which results are rounded to the mantissa of a 16-bit dtype, and to nothing else of it.
 
-The range stays FP32's, so overflow and underflow are not part of it: what such steps deviate by is what honest rounding does to this
-loss, these gradients and this update. Rounding is to the nearest point of a grid that is scaled at random for each result, so equal values
-get equal errors (independent noise would average out where rounding does not: mean pooling, bias gradients) and zeros stay zero.
+The range stays FP32's, so overflow and underflow are not part of it: what such steps deviate by is what honest rounding does to
+this loss, these gradients and this update. Rounding is to the nearest point of a grid that is scaled at random for each result,
+so equal values get equal errors (independent noise would average out where rounding does not: mean pooling, bias gradients) and
+zeros stay zero.
 
-"every op" rounds each floating-point result, and the weights. "matmul" rounds inputs, weights and results of the matmul class alone, in
-forward only inside regions that the code itself enables: tighter, it does not forgive 16 bits where correct code keeps FP32.
+"every op" rounds each floating-point result, and the weights. "matmul" rounds inputs, weights and results of the matmul class
+alone, in forward only inside regions that the code itself enables: tighter, it does not forgive 16 bits where correct code
+keeps FP32.
 """
 
 from __future__ import annotations
@@ -31,19 +33,33 @@ _DROPPED = {"float16": 13, "bfloat16": 16}
 
 #: They only move, choose or make values: nothing new to round.
 _MOVES = frozenset(
-    "_unsafe_view _reshape_copy view_copy clone contiguous _to_copy cat stack concat hstack vstack repeat repeat_interleave flip roll tile gather "
-    "index index_select take take_along_dim masked_select masked_fill where embedding constant_pad_nd reflection_pad1d reflection_pad2d "
-    "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d scatter index_put select_scatter slice_scatter diagonal_scatter "
-    "as_strided_scatter index_fill index_copy masked_scatter sort topk kthvalue max min amax amin aminmax maximum minimum fmax fmin median mode "
-    "cummax cummin relu threshold hardtanh clamp clamp_min clamp_max threshold_backward hardtanh_backward max_pool2d_with_indices "
-    "max_pool3d_with_indices adaptive_max_pool2d max_pool2d_with_indices_backward max_pool3d_with_indices_backward abs neg sign sgn round floor "
-    "ceil trunc tril triu one_hot full full_like zeros zeros_like ones ones_like new_zeros new_ones new_full empty empty_like new_empty arange "
-    "linspace eye scalar_tensor lift_fresh lift_fresh_copy copy resize set_data im2col col2im pixel_shuffle pixel_unshuffle channel_shuffle unfold_backward "
-    "slice_backward select_backward diagonal_backward _pack_padded_sequence isnan isinf isfinite nan_to_num upsample_nearest2d item "
-    "_local_scalar_dense".split()
-)  # fmt: skip
+    """
+    _unsafe_view _reshape_copy view_copy clone contiguous _to_copy cat stack concat hstack vstack repeat repeat_interleave
+    flip roll tile gather index index_select take take_along_dim masked_select masked_fill where embedding constant_pad_nd
+    reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d scatter
+    index_put select_scatter slice_scatter diagonal_scatter as_strided_scatter index_fill index_copy masked_scatter sort
+    topk kthvalue max min amax amin aminmax maximum minimum fmax fmin median mode cummax cummin relu threshold hardtanh
+    clamp clamp_min clamp_max threshold_backward hardtanh_backward max_pool2d_with_indices max_pool3d_with_indices
+    adaptive_max_pool2d max_pool2d_with_indices_backward max_pool3d_with_indices_backward abs neg sign sgn round floor ceil
+    trunc tril triu one_hot full full_like zeros zeros_like ones ones_like new_zeros new_ones new_full empty empty_like
+    new_empty arange linspace eye scalar_tensor lift_fresh lift_fresh_copy copy resize set_data im2col col2im pixel_shuffle
+    pixel_unshuffle channel_shuffle unfold_backward slice_backward select_backward diagonal_backward _pack_padded_sequence
+    isnan isinf isfinite nan_to_num upsample_nearest2d item _local_scalar_dense
+    """.split()  # noqa: SIM905  (as a list it would fill pages)
+)
 _MATMUL = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "addbmm", "linear", "dot", "matmul", "_grouped_mm")
-_MATMUL_PARTS = ("convolution", "_conv", "conv_", "scaled_dot_product", "_attention_forward", "_attention_backward", "rnn", "lstm", "gru", "_linear")
+_MATMUL_PARTS = (
+    "convolution",
+    "_conv",
+    "conv_",
+    "scaled_dot_product",
+    "_attention_forward",
+    "_attention_backward",
+    "rnn",
+    "lstm",
+    "gru",
+    "_linear",
+)
 #: Their first result is of the activation's dtype; the others are statistics, which the kernels keep in FP32.
 _FIRST_ONLY = ("norm", "attention", "rnn", "lstm", "gru", "var_mean", "std_mean", "dropout")
 
@@ -51,7 +67,7 @@ _FIRST_ONLY = ("norm", "attention", "rnn", "lstm", "gru", "var_mean", "std_mean"
 @functools.cache
 def _scales(dtype: str) -> list[float]:
     """Scales of the grids to choose from."""
-    draws = random.Random(2)
+    draws = random.Random(2)  # noqa: S311
     candidates = [draws.uniform(0.5, 1.0) for _ in range(256)]
     # The largest FP32 number masks attention scores: it must not be rounded up to infinity.
     largest = torch.full((1,), torch.finfo(torch.float32).max)
@@ -74,7 +90,7 @@ class Grid:
 
     def __init__(self, dtype: str, seed: int) -> None:
         self._drop, self._scales = _DROPPED[dtype], _scales(dtype)
-        self._random, self._seed = random.Random(seed), seed
+        self._random, self._seed = random.Random(seed), seed  # noqa: S311
 
     def round_(self, x: torch.Tensor, own: int | None = None) -> torch.Tensor:
         """Round in place: an FP32 tensor that shares its memory with nothing that must stay.
@@ -88,7 +104,12 @@ class Grid:
 
 
 def _rounds(x: Any) -> bool:
-    return type(x) in (torch.Tensor, torch.nn.Parameter) and x.dtype is torch.float32 and x.layout is torch.strided and x.numel() > 0
+    return (
+        type(x) in (torch.Tensor, torch.nn.Parameter)
+        and x.dtype is torch.float32
+        and x.layout is torch.strided
+        and x.numel() > 0
+    )
 
 
 def moves_only(func: Any) -> bool:
@@ -107,7 +128,7 @@ class Rounding(TorchDispatchMode):
     """
 
     def __init__(self, dtype: str, yardstick: Yardstick, draw: int, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.grid = Grid(dtype, 7919 * draw + (yardstick == "matmul"))
         self.yardstick, self.recorder = yardstick, recorder
         self.off = False
@@ -178,10 +199,10 @@ class Rounding(TorchDispatchMode):
         device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
         if self.recorder.regions.state(device, threading.get_ident()).dtype != "off":
             return True
-        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        node = torch._C._current_autograd_node()
         if node is None:
             # autograd has made the node of this op already, and counts on from it
-            self._islands.add(torch._C._autograd._get_sequence_nr() - 1)  # type: ignore[attr-defined]
+            self._islands.add(torch._C._autograd._get_sequence_nr() - 1)
             return False
         return node._sequence_nr() not in self._islands
 

@@ -1,4 +1,5 @@
-"""How far runs deviate from an FP32 reference, as numbers, and whether that is more than rounding explains. No tensors, no torch.
+"""How far runs deviate from an FP32 reference, as numbers, and whether that is more than rounding explains. No tensors, no
+torch.
 
 The constants here are the whole of what parity is judged by; `ci/limits.py` measures the table that they stand on.
 """
@@ -10,7 +11,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["BLIND", "LIMITS", "Deviation", "Judgement", "Parity", "Quantity", "Series", "Step", "headroom", "judge", "losses", "series"]
+__all__ = [
+    "BLIND",
+    "LIMITS",
+    "Deviation",
+    "Judgement",
+    "Parity",
+    "Quantity",
+    "Series",
+    "Step",
+    "headroom",
+    "judge",
+    "losses",
+    "series",
+]
 
 #: The run that is judged, among the runs of a step.
 JUDGED = "16 bits"
@@ -238,7 +252,9 @@ def _whole(parity: Parity, quantity: Quantity) -> Iterator[Series]:
             runs: dict[str, list[float]] = {}
             for run in steps[0].runs:
                 draws = min(len(s.runs.get(run, ())) for s in steps)
-                runs[run] = [_norm(_of(s.runs[run][k], quantity)[i] for s in steps for i in chosen[id(s)]) for k in range(draws)]
+                runs[run] = [
+                    _norm(_of(s.runs[run][k], quantity)[i] for s in steps for i in chosen[id(s)]) for k in range(draws)
+                ]
             if sizes:
                 one.add(unit, _norm(sizes), runs)
         if one.seen:
@@ -247,7 +263,9 @@ def _whole(parity: Parity, quantity: Quantity) -> Iterator[Series]:
 
 def _present(parity: Parity, step: Step, quantity: Quantity) -> list[int]:
     judged = step.runs[JUDGED][0]
-    return [i for i in judged_parameters(parity, step) if i < len(_of(judged, quantity)) and _of(judged, quantity)[i] is not None]
+    return [
+        i for i in judged_parameters(parity, step) if i < len(_of(judged, quantity)) and _of(judged, quantity)[i] is not None
+    ]
 
 
 def _of(deviation: Deviation, quantity: Quantity) -> list[float | None]:

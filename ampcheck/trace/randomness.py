@@ -38,7 +38,7 @@ class DrawInFP32(TorchDispatchMode):
     """Runs every random op in FP32 and casts what comes out; counts them in `seen`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,7 +67,8 @@ def _draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     written: dict[int, torch.Tensor] = {}
     for argument in func._schema.arguments:
         target, source = named.get(argument.name), wide.get(argument.name)
-        if argument.alias_info is not None and argument.alias_info.is_write and target is not source and isinstance(target, torch.Tensor):
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        if writes and target is not source and isinstance(target, torch.Tensor) and isinstance(source, torch.Tensor):
             target.copy_(source)
             written[id(source)] = target
 
