@@ -282,13 +282,15 @@ def _wide_dtype(found: Precision, index: int, j: int, slot: str) -> str | None:
 def _expected_bytes(found: Precision, index: int, j: int) -> Iterator[tuple[str, int, str]]:
     """`(slot, bytes, where they are from)` of one parameter."""
     held = found.natural.optimizers[index].parameters[j]
+    if not held.slots:
+        return  # none is kept, or it is thrown away after each step
     if held.expected is not None:
         for slot, expected in held.expected.items():
             if not expected.at_most:
                 yield slot, expected.nbytes, "the formula of its class gives"
         return
     wide = _widened(found, index, j)
-    if wide is not None and held.slots:
+    if wide is not None:
         for slot, wider in wide.slots.items():
             yield slot, wider.nbytes, "in the FP32 run it takes"
 

@@ -21,6 +21,10 @@ from ampcheck.trace.sources import user_site
 __all__ = ["FirstUpdate", "Lost", "OptimizerOps", "compare", "vanishes"]
 
 
+#: Ops in which a constant keeps a denominator from being zero, whether or not the optimizer calls it eps.
+_ADDS = ("aten.add.", "aten.add_.", "aten._foreach_add", "aten.clamp_min")
+
+
 @dataclass
 class Lost:
     """The first update of one optimizer in 16 bits, against the same in FP32.
@@ -136,11 +140,12 @@ class OptimizerOps(TorchDispatchMode, Probe):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if self._index is not None:
-            self._see(func, tree_leaves((args, kwargs or {})), tree_leaves(result))
+            added = args[1] if len(args) > 1 and isinstance(args[1], float) and str(func).startswith(_ADDS) else None
+            self._see(str(func), tree_leaves((args, kwargs or {})), tree_leaves(result), added)
         return result
 
-    def _see(self, func: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        index, name = self._index, str(func)
+    def _see(self, name: str, inputs: list[Any], outputs: list[Any], added: float | None) -> None:
+        index = self._index
         given = {id(t) for t in inputs if isinstance(t, torch.Tensor)}
         returned = any(isinstance(t, torch.Tensor) for t in outputs)
         low = [t for t in (outputs if returned else inputs) if is_low(t)]  # foreach ops in place return nothing
@@ -153,8 +158,9 @@ class OptimizerOps(TorchDispatchMode, Probe):
             t for t in inputs if isinstance(t, torch.Tensor) and t.dim() == 0 and t.dtype in (torch.float32, torch.float64)
         ]
         used = {v for v in inputs if isinstance(v, float)} | {float(t) for t in scalars}
+        used = (used & self.vanishing.get(index, set())) | ({added} if added is not None else set())
         # a fused kernel computes in FP32 whatever it reads and writes
-        for value in (used & self.vanishing.get(index, set())) if "fused" not in name else ():
+        for value in used if "fused" not in name else ():
             if vanishes(value, low[0].dtype):
                 self.epsilons.append(Epsilon(index, value, dtype_name(low[0].dtype), name, user_site(3)))
 

@@ -65,7 +65,7 @@ class OptimizerState:
 
     Args:
         extra: path -> tensors in attributes of the optimizer.
-        eps: of its groups.
+        eps: of its groups, or an attribute.
         counters: steps after which a counter had not advanced by one.
         steps: steps taken.
     """
@@ -228,7 +228,9 @@ class StateProbe(Probe, Stage):
         wanted = None if expected is None else _by_place(expected)
         state.known = known(optimizer) if torch_like else None
         state.site = recorder.trace.optimizers[index].site
-        state.eps = tuple(sorted({e for group in optimizer.param_groups for e in _epsilons(group)}))
+        state.eps = tuple(
+            sorted({e for options in [*optimizer.param_groups, getattr(optimizer, "__dict__", {})] for e in _epsilons(options)})
+        )
         before = {i: p.slots for i, p in enumerate(state.parameters)}
         places = [(g, i, p) for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])]
         state.parameters = []

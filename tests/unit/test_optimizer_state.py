@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -343,7 +344,17 @@ class HalfDenominator(Custom):
         return v.sqrt() + eps
 
 
+class Constant(Custom):
+    def denominator(self, v: torch.Tensor, eps: float) -> torch.Tensor:
+        return v.sqrt().add_(1e-8)
+
+
 class TestEpsilon:
+    def test_a_constant_in_the_code_counts_too(self) -> None:
+        for state, expected in ((torch.float16, True), (torch.float32, False)):
+            kind = functools.partial(Constant, eps=0.0, state=state)
+            assert ("AMP404" in faults(lambda kind=kind: plain(lambda m: kind(m.parameters()), low=False))) == expected
+
     @pytest.mark.parametrize(
         ("kind", "eps", "state", "expected"),
         [
