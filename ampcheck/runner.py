@@ -6,7 +6,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from ampcheck import config
@@ -14,15 +13,12 @@ from ampcheck.checks._state import table
 from ampcheck.contract import Options, Training
 from ampcheck.errors import ContractError, ScenarioTimeout, UsageError
 from ampcheck.evidence import Evidence
-from ampcheck.findings import ContractReport, Finding, Level, Location, Outcome, Report, Verdict
-from ampcheck.registry import Check, Fault, Inconclusive, Note, load_checks, matches
+from ampcheck.findings import ContractReport, Location, Report
 from ampcheck.trace.deviations import headroom
 from ampcheck.trace.events import Trace
+from ampcheck.verdicts import decide
 
 __all__ = ["check", "environment", "judge"]
-
-#: A check's id and the policy it is judged under: "as-written", or a declared dtype.
-Item = tuple[str, str]
 
 
 def check(make_step: Callable[[], object], *, device: str | None = None, name: str | None = None, **options: Any) -> Report:
@@ -120,7 +116,7 @@ def judge(
     if evidence.precision is not None:
         report.facts["optimizer state"] = table(evidence.precision)
     report.facts["headroom"] = {policy: headroom(one) for policy, one in evidence.parity.items()}
-    _decide(report, evidence, merged)
+    decide(report, evidence, merged)
     return report
 
 
@@ -186,6 +182,7 @@ def _gather(spec: Any, budget: float | None, dtypes: tuple[str, ...] | None = No
 
 def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iterator[tuple[str, Callable[[], None]]]:
     from ampcheck.scenarios.exact import exactness
+    from ampcheck.scenarios.gain import gain
     from ampcheck.scenarios.natural import needed_calls, recovery
     from ampcheck.scenarios.origin import calls_in_doubt, overflow_origin
     from ampcheck.scenarios.overflow import overflow
@@ -216,6 +213,9 @@ def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iter
             yield "scaler", lambda: scaler_discrepancies(spec, evidence)
         return
 
+    def run_gain() -> None:
+        evidence.gain = gain(spec, usable)
+
     def run_exact() -> None:
         evidence.exact = exactness(spec, min(needed_calls(evidence.natural), usable), evidence.scaler_in_use())
 
@@ -241,6 +241,8 @@ def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iter
     if drivers and trace.raised is None and not any(e.get("took") for e in trace.of("scaler_step", "optimizer_step")):
         yield "recovery", run_recovery
     yield "parity", lambda: parity(spec, evidence, dtypes)
+    if spec.device == "cuda" and evidence.census.low_forward and trace.raised is None:
+        yield "gain", run_gain
 
 
 def _table(device: str) -> Any:
@@ -280,128 +282,3 @@ def _site_of(make_step: Any) -> Location | None:
 
 def _scale_history(trace: Trace) -> list[float]:
     return [e.get("scale") for e in trace.of("scale") if e.get("enabled")]
-
-
-# -- judging --------------------------------------------------------------------------------------------------------
-
-
-def _decide(report: ContractReport, evidence: Evidence, options: Options) -> None:
-    """Let each check judge, settle which findings only follow from others, and apply xfail, strict and ignore."""
-    results: dict[Item, tuple[Check, list[Any], float]] = {}
-    for id, one in load_checks().items():
-        for policy in (options.dtypes if one.per_dtype and options.dtypes is not None else ("as-written",)):
-            began = time.perf_counter()
-            results[id, policy] = (one, _judged(one, replace(evidence, policy=policy)), time.perf_counter() - began)
-    faults = {item: found[0] for item, (_, found, _) in results.items() if found and isinstance(found[0], Fault)}
-    leads = _leads(results, faults, options)
-    for item, (one, found, seconds) in results.items():
-        report.verdicts.append(_verdict(report, item, one, found, seconds, faults, leads, options))
-    report.findings = _ordered(
-        [
-            v.finding
-            for v in report.verdicts
-            if v.finding is not None and v.follows is None and v.outcome in ("failed", "warned")
-        ]
-    )
-    built = evidence.trace.raised is None or evidence.trace.raised.call >= 0
-    if not built:
-        reason = f"the contract could not be built: {evidence.trace.raised}"
-        report.verdicts = [
-            v if v.check == "AMP111" else replace(v, outcome="not-run", reason=reason, finding=None, follows=None)
-            for v in report.verdicts
-        ]
-        report.findings = [f for f in report.findings if f.id == "AMP111"]
-
-
-def _judged(one: Check, evidence: Evidence) -> list[Any]:
-    """A check's results: faults first; a fault makes the reasons for having no verdict moot."""
-    if evidence.trace.raised is not None and evidence.trace.raised.call < 0 and one.id != "AMP111":
-        return []
-    found = list(one.function(evidence))
-    return sorted(found, key=lambda r: (not isinstance(r, Fault), not isinstance(r, Inconclusive)))[:1]
-
-
-def _level(one: Check, fault: Fault, options: Options) -> Level:
-    level = fault.level or one.level
-    if level == "warning" and (
-        options.strict is True or (isinstance(options.strict, tuple) and matches(one.id, options.strict))
-    ):
-        return "error"
-    return level
-
-
-def _leads(results: dict[Item, tuple[Check, list[Any], float]], faults: dict[Item, Fault], options: Options) -> dict[Item, Item]:
-    """For each fault that another one explains, the id of that one, followed to its end."""
-    leads: dict[Item, Item] = {}
-    for item, fault in faults.items():
-        id, policy = item
-        for other in [fault.follows] if fault.follows else results[item][0].follows:
-            lead = next((i for i in ((other, policy), (other, "as-written")) if i in faults), None) if other != id else None
-            if lead is not None and _level(results[lead][0], faults[lead], options) == "error":
-                leads[item] = lead
-                break
-    for item in list(leads):
-        seen = {item}
-        while leads[item] in leads and leads[leads[item]] not in seen:
-            seen.add(leads[item])
-            leads[item] = leads[leads[item]]
-    return leads
-
-
-def _verdict(
-    report: ContractReport,
-    item: Item,
-    one: Check,
-    found: list[Any],
-    seconds: float,
-    faults: dict[Item, Fault],
-    leads: dict[Item, Item],
-    options: Options,
-) -> Verdict:
-    def verdict(outcome: Outcome, reason: str = "", **more: Any) -> Verdict:
-        return Verdict(report.contract, one.id, one.slug, outcome, item[1], reason, seconds, **more)
-
-    leading = leads.get(item)
-    lead = leading[0] if leading is not None else None
-    expected_failure = options.xfail.get(lead or one.id)
-    result = found[0] if found else None
-    if isinstance(result, Fault):
-        finding = _finding(report.contract, one, item[1], result, _level(one, result, options))
-        if expected_failure is not None:
-            return verdict("xfailed", expected_failure, finding=finding, follows=lead)
-        if matches(lead or one.id, options.ignore):
-            return verdict("not-run", f"ignored: {lead or one.id}", follows=lead)
-        if leading is not None:
-            level = _level(load_checks()[leading[0]], faults[leading], options)
-            return verdict("failed" if level == "error" else "warned", f"follows from {lead}", follows=lead, finding=finding)
-        return verdict("failed" if finding.level == "error" else "warned", finding.seen, finding=finding)
-    elsewhere = any(id == one.id for id, _ in faults)  # a check that is judged for each dtype may fail in another one
-    if one.id in options.xfail and not isinstance(result, Inconclusive) and not elsewhere:
-        return verdict("failed", "XPASS(strict)")
-    if isinstance(result, Inconclusive):
-        return verdict("inconclusive", result.reason)
-    if isinstance(result, Note):
-        return verdict("passed", result.reason)
-    if result is not None:
-        return verdict("not-run", result.reason)
-    return verdict("passed")
-
-
-def _finding(contract: str, one: Check, policy: str, fault: Fault, level: Level) -> Finding:
-    return Finding(
-        one.id,
-        one.slug,
-        level,
-        contract,
-        fault.expected or one.expected,
-        fault.seen,
-        fault.fix or one.fix,
-        policy,
-        location=fault.location,
-        evidence=fault.evidence or {},
-    )
-
-
-def _ordered(findings: list[Finding]) -> list[Finding]:
-    """Errors before warnings; within them primary rules (order, then the scaler) by id, the general AMP101 and AMP111 last of the errors."""
-    return sorted(findings, key=lambda f: (f.level != "error", f.id in ("AMP101", "AMP111"), f.id))

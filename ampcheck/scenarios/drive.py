@@ -214,7 +214,11 @@ def drive(
 
 
 def _adopt(built: Built) -> None:
-    """Watch a declared scaler of the user's own, unless it only wraps one of torch's."""
+    """Watch declared optimizers, and a declared scaler of the user's own unless it only wraps one of torch's."""
+    declared = built.training.optimizers
+    for optimizer in declared if isinstance(declared, (list, tuple)) else [declared]:
+        if hasattr(optimizer, "param_groups"):
+            built.recorder.optimizer_index(optimizer)
     scaler = built.training.scaler
     if scaler is None or isinstance(scaler, torch.amp.GradScaler):
         return

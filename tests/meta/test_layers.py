@@ -30,6 +30,7 @@ LAYERS = [
     {"checks"},
     {"strategies"},
     {"scaler_contract", "reference"},
+    {"verdicts"},
     {"runner"},
     {"report"},
     {"session"},

@@ -1,0 +1,167 @@
+"""Contracts that cannot be judged say why, in one finding or one reason, and nothing passes silently."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import ampcheck
+from ampcheck.findings import Report
+
+MODEL = torch.nn.Linear(4, 4)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+
+
+def run(make_step: Callable[[], Any], **options: Any) -> Report:
+    return ampcheck.check(make_step, device="cpu", name="contract", **options)
+
+
+def only_finding(report: Report) -> str:
+    assert [f.id for f in report.findings] == ["AMP111"]
+    assert {v.outcome for v in report.verdicts if v.check != "AMP111"} <= {"not-run", "passed"}
+    return report.findings[0].seen
+
+
+def raises() -> Callable[[], None]:
+    raise RuntimeError("cannot reach the data")
+
+
+def test_a_contract_that_raises_while_building() -> None:
+    report = run(raises)
+    assert only_finding(report) == "while the contract was built: RuntimeError: cannot reach the data"
+    assert report.findings[0].location is not None and report.findings[0].location.file == __file__
+    assert {v.outcome for v in report.verdicts if v.check != "AMP111"} == {"not-run"}
+
+
+@pytest.mark.parametrize(("built", "message"), [(None, "returned nothing"), (3, "returned int, which cannot be called")])
+def test_a_contract_that_returns_no_step(built: object, message: str) -> None:
+    assert message in only_finding(run(lambda: built))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"calls": 0}, "calls=...) must be a whole number from 1"),
+        ({"state_dict": dict}, "declare state_dict= and load_state_dict= together"),
+        ({"scaler": object()}, "must have scale() and step()"),
+    ],
+)
+def test_a_training_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    assert message in only_finding(run(lambda: ampcheck.Training(lambda: None, **options)))
+
+
+def test_a_step_that_raises() -> None:
+    def build() -> Callable[[], None]:
+        def step() -> None:
+            torch.ones(2, 3) @ torch.ones(2, 3)
+
+        return step
+
+    assert only_finding(run(build)).startswith("in call 1: RuntimeError: mat1 and mat2 shapes")
+
+
+def test_a_step_that_hangs() -> None:
+    def build() -> Callable[[], None]:
+        def step() -> None:
+            while True:
+                time.monotonic()
+
+        return step
+
+    assert "took longer than 1 s" in only_finding(run(build, timeout=1))
+
+
+def test_a_contract_that_shares_its_model() -> None:
+    def build() -> Callable[[], None]:
+        def step() -> None:
+            OPTIMIZER.zero_grad()
+            MODEL(torch.ones(2, 4)).sum().backward()
+            OPTIMIZER.step()
+
+        return step
+
+    assert "shares state between builds: weight was there before" in only_finding(run(build))
+
+
+def no_step() -> Callable[[], float]:
+    return lambda: 1.0
+
+
+def no_gradient() -> Callable[[], None]:
+    optimizer = torch.optim.SGD(torch.nn.Linear(4, 4).parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize("build", [no_step, no_gradient])
+def test_a_step_without_an_optimizer_step_or_gradient_is_not_judged(build: Callable[[], Any]) -> None:
+    report = run(build)
+    assert not report.findings and not report.contracts[0].judged
+    reasons = {v.reason for v in report.verdicts if v.check in ("AMP101", "AMP103", "AMP109", "AMP201", "AMP502")}
+    assert len(reasons) == 1 and "no optimizer used a gradient in 6 calls" in reasons.pop()
+
+
+class Foreign:
+    """Not derived from torch's optimizer."""
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self.param_groups = [{"params": parameters, "lr": 0.1}]
+
+    def step(self) -> None:
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p -= 0.1 * p.grad
+
+    def zero_grad(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.grad = None
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_an_optimizer_that_is_not_torchs_is_judged_once_it_is_named(clipped: bool) -> None:
+    def build() -> ampcheck.Training:
+        model = torch.nn.Linear(8, 8)
+        optimizer = Foreign(list(model.parameters()))
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        x = torch.randn(8, 8)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = model(x).float().square().mean()
+            scaler.scale(loss).backward()
+            if clipped:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)  # type: ignore[arg-type]
+            scaler.update()
+
+        return ampcheck.Training(step, optimizers=optimizer)
+
+    found = {v.check: v.outcome for v in run(build).verdicts}
+    assert found["AMP102"] == ("failed" if clipped else "passed")
+    assert found["AMP201"] == "passed"
+
+
+def test_an_error_of_our_own_does_not_block_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    from ampcheck.registry import CHECKS, load_checks
+
+    def broken(evidence: Any) -> Any:
+        raise KeyError("ours")
+        yield
+
+    load_checks()
+    monkeypatch.setitem(CHECKS, "AMP108", dataclasses.replace(CHECKS["AMP108"], function=broken))
+    found = {v.check: v for v in run(no_gradient).verdicts}
+    assert found["AMP108"].outcome in ("inconclusive", "not-run")
+    found = {v.check: v for v in run(lambda: ampcheck.Training(MODEL.forward)).verdicts}
+    assert found["AMP311"].outcome == "passed"
