@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ampcheck.facts import Table
     from ampcheck.scenarios.drive import Run
     from ampcheck.scenarios.exact import Exactness
+    from ampcheck.scenarios.gain import Gain
     from ampcheck.scenarios.origin import Origins
     from ampcheck.scenarios.overflow import Overflow
     from ampcheck.scenarios.precision import Precision
@@ -32,6 +33,7 @@ class Evidence:
         exact: FP32 over loss scales; `overflow`, `resume`, `recovery`: the scenarios of those names.
         origin: where the first NaN or inf came from; `None` where nothing gave reason to ask.
         precision: dtypes of parameters, optimizer state and averages, of the natural run and of one without 16-bit rounding.
+        gain: time and memory against FP32, on a GPU.
         facts: what autocast really does on this device under this torch, as measured.
         discrepancies: where a copy of the contract's own scaler does not do what the reference model does.
         parity: policy ("as-written", or a declared dtype) -> how gradients, updates and numbers compare with FP32.
@@ -50,6 +52,7 @@ class Evidence:
     recovery: Run | None = None
     origin: Origins | None = None
     facts: Table | None = None
+    gain: Gain | None = None
     discrepancies: list[Any] | None = None
     parity: dict[str, Parity] = field(default_factory=dict)
     policy: str = "as-written"

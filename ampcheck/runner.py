@@ -183,6 +183,7 @@ def _gather(spec: Any, budget: float | None, dtypes: tuple[str, ...] | None = No
 def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iterator[tuple[str, Callable[[], None]]]:
     from ampcheck.scenarios.exact import exactness
     from ampcheck.scenarios.gain import gain
+    from ampcheck.scenarios.gain import gain
     from ampcheck.scenarios.natural import needed_calls, recovery
     from ampcheck.scenarios.origin import calls_in_doubt, overflow_origin
     from ampcheck.scenarios.overflow import overflow
@@ -216,6 +217,9 @@ def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iter
     def run_gain() -> None:
         evidence.gain = gain(spec, usable)
 
+    def run_gain() -> None:
+        evidence.gain = gain(spec, usable)
+
     def run_exact() -> None:
         evidence.exact = exactness(spec, min(needed_calls(evidence.natural), usable), evidence.scaler_in_use())
 
@@ -241,6 +245,8 @@ def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iter
     if drivers and trace.raised is None and not any(e.get("took") for e in trace.of("scaler_step", "optimizer_step")):
         yield "recovery", run_recovery
     yield "parity", lambda: parity(spec, evidence, dtypes)
+    if spec.device == "cuda" and evidence.census.low_forward and trace.raised is None:
+        yield "gain", run_gain
     if spec.device == "cuda" and evidence.census.low_forward and trace.raised is None:
         yield "gain", run_gain
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampcheck.checks._precision import inside, trained, without_census
 from ampcheck.evidence import Evidence
-from ampcheck.registry import Fault, NotRun, Result, check
+from ampcheck.registry import Fault, Note, NotRun, Result, check
 from ampcheck.trace.ops import OpUse
 
 #: Below this share of the matmul FLOPs in 16 bits most of the work is left out.
@@ -15,6 +15,10 @@ ENOUGH = 0.5
 ODD_SHARE = 0.25
 #: The multiple that the tensor cores of every generation want in 16-bit products.
 MULTIPLE = 8
+#: Less than this share of time or memory is no gain.
+GAIN = 0.03
+#: A step below this many seconds is bound by launching its kernels.
+SHORT = 0.010
 _CELLS = ("LSTMCell", "GRUCell", "RNNCell")
 
 
@@ -101,6 +105,47 @@ def tensor_core_shape(evidence: Evidence) -> Iterator[Result]:
             worst.site,
             evidence={"share": odd / total, "layers": {f"{u.op}{inside(u)}": list(u.dims) for u in low if u.odd_flops}},
         )
+
+
+@check(
+    "AMP603",
+    "measured-gain",
+    level="warning",
+    expected="on a GPU a step in 16 bits takes less time, or less memory, than the same step in float32",
+    fix="look at AMP601, AMP602 and AMP604 first; a small batch is bound by launches, which 16 bits do not make fewer",
+    follows=("AMP306", "AMP601", "AMP111"),
+)
+def measured_gain(evidence: Evidence) -> Iterator[Result]:
+    """Time and peak memory of a call, as written against float32, medians of a few calls on this GPU.
+
+    A warning if it gains neither. The measurement itself is in the item's reason. It runs with deterministic algorithms and
+    without TF32, and a step that takes less than 10 ms in FP32 says nothing about the training it stands for.
+
+    Source: measured on the spot.
+    """
+    if evidence.device != "cuda":
+        yield NotRun("time and memory are measured on a GPU")
+        return
+    found = evidence.gain
+    if found is None:
+        yield NotRun(evidence.not_run.get("gain", "nothing ran under autocast that could be measured"))
+        return
+    time, memory = found.seconds / found.fp32_seconds, found.bytes / found.fp32_bytes
+    figures = (
+        f"{1e3 * found.seconds:.1f} ms against {1e3 * found.fp32_seconds:.1f} ms, {found.bytes / 2**20:.0f} MiB against "
+        f"{found.fp32_bytes / 2**20:.0f} MiB in FP32 (medians of {found.calls} calls)"
+    )
+    if found.fp32_seconds < SHORT:
+        yield Note(f"{figures}: too short a step to judge by")
+    elif time > 1 - GAIN and memory > 1 - GAIN:
+        first = next(iter(trained(evidence, "matmul")), None)
+        yield Fault(
+            f"16 bits gain neither time nor memory: {figures}",
+            None if first is None else first.site,
+            evidence={"time": time, "memory": memory},
+        )
+    else:
+        yield Note(figures)
 
 
 @check(

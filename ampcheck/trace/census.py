@@ -181,9 +181,8 @@ class CensusTaker(Probe):
     def _place(self) -> Place:
         recorder = self._recorder
         assert recorder is not None
-        return place(
-            recorder.engine_depth > 0 and torch._C._current_autograd_node() is not None, recorder.create_graph, depth=2
-        )
+        in_engine = recorder.engine_depth > 0 and torch._C._current_autograd_node() is not None
+        return place(in_engine, torch.is_grad_enabled() and not recorder.create_graph)
 
     def _use(
         self, plan: Plan, args: Any, kwargs: Any, given: list[torch.Tensor], out: list[torch.Tensor], result: Any, graph: bool
