@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -139,11 +140,27 @@ class Training:
             )
         if not callable(training.step):
             raise ContractError(f"contract {name}: Training(step=...) must be callable, not {type(training.step).__name__}")
+        missing = _missing_arguments(training.step)
+        if missing:
+            raise ContractError(
+                f"contract {name}: the step is called without arguments, and needs {missing}; bind them inside the contract "
+                "(`return lambda: train_one_step(model, batch)`)"
+            )
         if training.calls is not None and (not isinstance(training.calls, int) or training.calls < 1):
             raise ContractError(f"contract {name}: Training(calls=...) must be a whole number from 1, not {training.calls!r}")
         if (training.state_dict is None) != (training.load_state_dict is None):
             raise ContractError(f"contract {name}: declare state_dict= and load_state_dict= together, resume needs both")
         return training
+
+
+def _missing_arguments(step: Callable[..., Any]) -> str:
+    """Names of the arguments that a step cannot do without."""
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not say
+        return ""
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return ", ".join(p.name for p in parameters if p.default is p.empty and p.kind not in free)
 
 
 def _names(value: Iterable[str] | str | None) -> tuple[str, ...] | None:

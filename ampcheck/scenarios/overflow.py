@@ -176,7 +176,8 @@ class PlantProbe(Probe):
 
     def _snapshot(self, recorder: Recorder, index: int) -> _Snapshot:
         optimizer = recorder.optimizers[index]
-        state = [v for s in optimizer.state.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
+        slots = getattr(optimizer, "state", {})
+        state = [v for s in slots.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
         return _Snapshot(digest(recorder.parameters(index)), digest(state))
 
     def updated(self, recorder: Recorder, event: Event) -> None:
