@@ -196,6 +196,11 @@ def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iter
     trace = evidence.trace
     steps = [e for e in trace.of("scaler_step") if e.get("enabled") and e.get("grads")]
     drivers = {e.optimizer: e.scaler for e in steps if e.optimizer is not None and e.scaler is not None}
+    # one that is only unscaled by the scaler and stepped by hand has to notice an overflow as well
+    by_hand = {e.optimizer for e in trace.steps} - drivers.keys()
+    for e in trace.of("unscale"):
+        if e.optimizer is not None and e.optimizer in by_hand and e.scaler is not None and e.get("enabled"):
+            drivers[e.optimizer] = e.scaler
     usable = trace.calls if trace.raised is None else trace.raised.call
     doubt = calls_in_doubt(evidence.natural)
 
@@ -223,7 +228,7 @@ def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iter
 
     def run_overflow() -> None:
         windows = sum(1 for e in trace.of("update") if e.get("new_scale") is None) or len(list(trace.of("scaler_step")))
-        evidence.overflow = overflow(spec, drivers, single=windows < 2)
+        evidence.overflow = overflow(spec, drivers, windows)
 
     def run_resume() -> None:
         evidence.resume = resume(spec)

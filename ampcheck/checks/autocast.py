@@ -17,7 +17,7 @@ _PLAIN = "float32"
     "AMP306", "autocast-honoured",
     expected="ops that autocast casts on this device, and that training goes through, run in the region's dtype",
     fix="enter autocast for the device type of the tensors, around the forward that is trained, in the thread that runs it",
-    follows=("AMP307", "AMP308", "AMP309", "AMP111"),
+    follows=("AMP311", "AMP307", "AMP308", "AMP309", "AMP111"),
 )  # fmt: skip
 def autocast_honoured(evidence: Evidence) -> Iterator[Result]:
     """What runs under autocast runs in its dtype, from the weights as they are now.

@@ -275,6 +275,7 @@ def accumulation(evidence: Evidence) -> Iterator[Result]:
     level="warning",
     expected="backward runs outside the autocast region",
     fix="leave the autocast region before calling backward; backward ops run in the dtype of their forward ops anyway",
+    follows=("AMP311",),
 )
 def backward_in_autocast(evidence: Evidence) -> Iterator[Result]:
     """Backward does not run inside an enabled autocast region.

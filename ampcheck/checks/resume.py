@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ampcheck.evidence import Evidence
 from ampcheck.registry import Fault, Inconclusive, NotRun, Result, check
+
+if TYPE_CHECKING:
+    from ampcheck.scenarios.resume import State
 
 _WIDTH = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
 
@@ -67,7 +71,7 @@ def _holds(saved: tuple[float, int | None], there: list[tuple[float, int | None]
     "resume-equivalence",
     expected="a resumed run goes on as the one that was not stopped",
     fix="restore everything that state_dict() saved before the first step, into the objects that the loop uses",
-    follows=("AMP701", "AMP111"),
+    follows=("AMP701", "AMP703", "AMP111"),
 )
 def resume_equivalence(evidence: Evidence) -> Iterator[Result]:
     """Stop-and-resume equals going on: parameters, optimizer state, learning rates and the loss scale in use.
@@ -103,6 +107,38 @@ def resume_equivalence(evidence: Evidence) -> Iterator[Result]:
             f"a new scaler is made after loading; it has loss scale {resume.continued.scalers[0][0]:g}, the saved one had {resume.at_stop.scalers[0][0]:g}",
             resume.made_after_load,
         )
+        return
+    yield from _apart(resume.went_on, resume.continued, resume.gradients[0] == resume.gradients[1], evidence)
+
+
+def _apart(went_on: State, continued: State, same_gradients: bool, evidence: Evidence) -> Iterator[Fault]:
+    """Where the two runs are apart after one more call: step counters and learning rates, and all the rest where gradients agree."""
+    site = evidence.declared.get("load_state_dict_site")
+    there = [path for path in went_on.trained if path in continued.trained]
+    apart = [path for path in there if went_on.tensors[path] != continued.tensors[path]]
+    counters = sorted(path for path in apart if path.endswith(".step"))
+    if counters:
+        yield Fault(
+            f"one step after resuming, {counters[0]} is not what it is in the run that went on: the count began anew", site
+        )
+        return
+    if len(went_on.groups) == len(continued.groups) and went_on.groups != continued.groups:
+        pairs = [
+            (a[0], b[0])
+            for x, y in zip(went_on.groups, continued.groups, strict=True)
+            for a, b in zip(x, y, strict=False)
+            if a != b
+        ]
+        rates = f": {pairs[0][1]:g} instead of {pairs[0][0]:g}" if pairs and pairs[0][0] != pairs[0][1] else ""
+        yield Fault(
+            f"one step after resuming, the optimizer's learning rate or momentum is another than in the run that went on{rates}",
+            site,
+        )
+        return
+    if apart and same_gradients:
+        first = sorted(apart)[0]
+        more = f" and {len(apart) - 1} more tensors" if len(apart) > 1 else ""
+        yield Fault(f"one step after resuming, with the same gradients, {first}{more} differ from the run that went on", site)
 
 
 @check(

@@ -5,14 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from ampcheck.checks import _scale as reading
 from ampcheck.evidence import Evidence
-from ampcheck.findings import Location
-from ampcheck.registry import Fault, Inconclusive, NotRun, Result, check
-from ampcheck.trace.events import Event, Trace
-
-SMALLEST, LARGEST = 2.0**-24, 2.0**127
-#: Skips in a row, in the natural run and its continuation, after which a loop counts as stuck.
-STUCK = 30
+from ampcheck.registry import Fault, NotRun, Result, check
 
 
 def _without_overflow(evidence: Evidence) -> Iterator[Result]:
@@ -48,7 +43,7 @@ def skip_is_atomic(evidence: Evidence) -> Iterator[Result]:
             step = next((e for e in trace.of("optimizer_step", optimizer=planted.optimizer) if e.index > planted.event), None)
             yield Fault(
                 f"after an overflow in call {planted.call + 1} the {' and '.join(planted.moved)} of {trace.optimizers[planted.optimizer].kind} changed",
-                step.site if step is not None else _site_after(trace, planted.event),
+                step.site if step is not None else reading.site_after(trace, planted.event),
             )
             return
     for planted in overflow.planted if overflow is not None else ():
@@ -58,7 +53,7 @@ def skip_is_atomic(evidence: Evidence) -> Iterator[Result]:
             trace = overflow.run.trace
             yield Fault(
                 f"in call {planted.call + 1}, whose step the scaler skipped, {' and '.join(moved)} moved on as after a step that was taken",
-                _step_site(trace, planted.event, planted.optimizer),
+                reading.step_site(trace, planted.event, planted.optimizer),
                 level="warning",
             )
             return
@@ -86,7 +81,8 @@ def backoff(evidence: Evidence) -> Iterator[Result]:
             yield Fault(
                 f"the inf in a gradient of {trace.optimizers[planted.optimizer].kind} in call {planted.call + 1} was gone before the scaler looked: the step was "
                 "taken and the scale stays",
-                _site_after(trace, planted.event),
+                reading.site_after(trace, planted.event),
+                level="warning" if planted.clamped else None,  # a clip by value, in units of the scale, does no other harm
             )
             return
         if info.custom:
@@ -94,20 +90,20 @@ def backoff(evidence: Evidence) -> Iterator[Result]:
         if planted.abandoned:
             yield Fault(
                 f"no update() after the overflow in call {planted.call + 1}: the scale stays at {planted.scale:g}",
-                _step_site(trace, planted.event, planted.optimizer),
+                reading.step_site(trace, planted.event, planted.optimizer),
             )
             return
-    for _, trace in _all(evidence):
+    for _, trace in reading.all_traces(evidence):
         for event in trace.of("update"):
             if event.get("found_inf") and {"backoff", "after"} <= event.data.keys() and event.get("new_scale") is None:
                 wanted = event.get("before") * event.get("backoff")
-                if not _close(event.get("after"), wanted):
+                if not reading.close(event.get("after"), wanted):
                     yield Fault(
                         f"in call {event.call + 1} update() after an overflow leaves the scale at {event.get('after'):g}; {wanted:g} was due",
                         event.site,
                     )
                     return
-    yield from _discrepancies(evidence, "AMP202")
+    yield from reading.discrepancies(evidence, "AMP202")
     yield from _without_overflow(evidence)
 
 
@@ -126,7 +122,7 @@ def growth(evidence: Evidence) -> Iterator[Result]:
     Source: PyTorch docs, `torch.amp.GradScaler(growth_factor, growth_interval)`.
     """
     seen = False
-    for _, trace in _all(evidence):
+    for _, trace in reading.all_traces(evidence):
         for event in trace.of("update"):
             ended = {"tracker", "after"} <= event.data.keys()  # one that raised has left the scale as it was
             if not ended or event.get("new_scale") is not None or event.get("found_inf"):
@@ -136,13 +132,17 @@ def growth(evidence: Evidence) -> Iterator[Result]:
             wanted = event.get("before") * (event.get("growth") if grows else 1.0)
             if not math.isfinite(wanted) or wanted > 3.4e38:
                 wanted = event.get("before")
-            if not _close(event.get("after"), wanted):
+            if not reading.close(event.get("after"), wanted):
                 yield Fault(
                     f"in call {event.call + 1} update() leaves the scale at {event.get('after'):g}; {wanted:g} was due",
                     event.site,
                 )
                 return
-    found = list(_discrepancies(evidence, "AMP203"))
+    anew = reading.made_anew(evidence.trace)
+    if anew is not None:
+        yield anew
+        return
+    found = list(reading.discrepancies(evidence, "AMP203"))
     yield from found
     if not seen and not found:
         if not evidence.scaler_in_use():
@@ -190,6 +190,15 @@ def recovers(evidence: Evidence) -> Iterator[Result]:
             )
             return
         for planted in overflow.planted:
+            if planted.ruined >= 0:
+                ruined = trace.events[planted.ruined]
+                yield Fault(
+                    f"after an overflow in call {planted.call + 1} a step is taken with gradients that are not finite, in call "
+                    f"{ruined.call + 1}",
+                    ruined.site,
+                    follows="AMP205" if reading.bad_scale(trace) is not None else None,
+                )
+                return
             since = max(planted.call, planted.ended)
             later = [e for e in trace.of("scaler_step", optimizer=planted.optimizer) if e.call > since]
             # a loop that skips there by itself, as it is written, is not kept from recovering by the planted overflow
@@ -200,42 +209,11 @@ def recovers(evidence: Evidence) -> Iterator[Result]:
                     later[0].site,
                 )
                 return
-    stuck = _stuck(evidence)
+    stuck = reading.stuck(evidence)
     if stuck is not None:
         yield stuck
         return
     yield from _without_overflow(evidence)
-
-
-def _stuck(evidence: Evidence) -> Result | None:
-    """A loop that never takes a step as it is written, although its FP32 run does."""
-    trace = evidence.trace
-    if trace.raised is not None or any(e.get("took") for e in trace.of("scaler_step", "optimizer_step")):
-        return None
-    tries = [e for e in trace.of("scaler_step") if e.get("enabled") and e.get("done")]
-    exact = evidence.exact
-    if not tries or exact is None or exact.reference is None or not exact.reference.trace.steps:
-        return None
-    scales = [e.get("scale") for e in trace.of("scale") if e.get("enabled")]
-    longer = evidence.recovery
-    if longer is not None and longer.trace.steps:
-        return None
-    if longer is not None:
-        more = [e for e in longer.trace.of("scaler_step") if e.get("done")]
-        scales = [e.get("scale") for e in longer.trace.of("scale") if e.get("enabled")] or scales
-        if len(more) < STUCK and min(scales) > SMALLEST and longer.trace.raised is None:
-            return Inconclusive(
-                f"no step was taken in {len(more)} calls; give the contract more calls (Training(calls=...)) or a lower initial scale"
-            )
-        tries = more or tries
-    if len(tries) < 4:
-        return None
-    way = (
-        "and the scale does not fall"
-        if len(set(scales)) == 1
-        else f"while the scale falls from {scales[0]:g} to {scales[-1]:g}"
-    )
-    return Fault(f"every step is skipped, in {len(tries)} tries {way}; in FP32 the same step is taken", tries[-1].site)
 
 
 @check(
@@ -252,18 +230,23 @@ def scale_bounds(evidence: Evidence) -> Iterator[Result]:
 
     Source: IEEE 754 single precision: 2^127 is its largest power of two, and 2^-24 the smallest number of half precision.
     """
-    for scenario, trace in _all(evidence):
-        for event in trace.of("update"):
-            new = event.get("new_scale")
-            if event.get("enabled") and new is not None and not (math.isfinite(new) and new > 0):
-                yield Fault(f"in call {event.call + 1} update(new_scale={new:g}) sets a scale that cannot be used", event.site)
-                return
+    for scenario, trace in reading.all_traces(evidence):
+        bad = reading.bad_scale(trace)
+        if bad is not None:
+            seen = f"in call {bad.call + 1} update(new_scale={bad.get('new_scale'):g}) sets a scale that cannot be used"
+            yield Fault(seen, bad.site, follows="AMP205")  # what else goes wrong comes from this
+            return
         for event in trace.of("scale"):
             scale = event.get("scale")
-            if scenario == "natural" and event.get("enabled") and scale is not None and not SMALLEST <= scale <= LARGEST:
+            if (
+                scenario == "natural"
+                and event.get("enabled")
+                and scale is not None
+                and not reading.SMALLEST <= scale <= reading.LARGEST
+            ):
                 yield Fault(f"in call {event.call + 1} the loss is scaled by {scale:g}", event.site)
                 return
-    yield from _discrepancies(evidence, "AMP205")
+    yield from reading.discrepancies(evidence, "AMP205")
     if not evidence.scaler_in_use():
         yield NotRun(evidence.why_no_scaler())
 
@@ -354,7 +337,7 @@ def scaler_model(evidence: Evidence) -> Iterator[Result]:
 
     Source: PyTorch docs, `torch.amp.GradScaler`.
     """
-    yield from _discrepancies(evidence, "AMP208")
+    yield from reading.discrepancies(evidence, "AMP208")
     if not evidence.scaler_in_use():
         yield NotRun(evidence.why_no_scaler())
     elif evidence.discrepancies is None:
@@ -384,41 +367,3 @@ def scaler_needless(evidence: Evidence) -> Iterator[Result]:
         if not any("float16" in e.get("dtypes", ()) for e in backwards):
             used = next(e.scaler for e in trace.of("scale") if e.get("enabled"))
             yield Fault("an enabled loss scaler is used in a run whose 16-bit dtype is bfloat16", trace.scalers[used or 0].site)
-
-
-# -- reading the evidence -------------------------------------------------------------------------------------------
-
-
-def _all(evidence: Evidence) -> Iterator[tuple[str, Trace]]:
-    yield "natural", evidence.trace
-    if evidence.overflow is not None:
-        yield "overflow", evidence.overflow.run.trace
-    if evidence.exact is not None and evidence.exact.growth is not None:
-        yield "growth", evidence.exact.growth.trace
-
-
-def _close(a: float, b: float) -> bool:
-    return a == b or math.isclose(a, b, rel_tol=1e-5) or (not math.isfinite(a) and not math.isfinite(b))
-
-
-def _site_after(trace: Trace, index: int) -> Location | None:
-    return next((e.site for e in trace.events[index:] if e.site is not None), None)
-
-
-def _step_site(trace: Trace, index: int, optimizer: int) -> Location | None:
-    """The last line that handled the planted optimizer in its window: the step, else unscale_, else the backward."""
-    call = trace.events[index].call if index < len(trace.events) else -1
-    for kind in ("scaler_step", "unscale", "backward"):
-        events: list[Event] = [
-            e for e in trace.of(kind, call=call) if e.index >= index and (kind == "backward" or e.optimizer == optimizer)
-        ]
-        if events:
-            return events[-1].site
-    return _site_after(trace, index)
-
-
-def _discrepancies(evidence: Evidence, id: str) -> Iterator[Fault]:
-    for found, site in evidence.discrepancies or ():
-        if found.check == id:
-            yield Fault(found.seen, site, expected=found.expected, evidence={"kind": found.kind, "script": list(found.script)})
-            return

@@ -24,7 +24,7 @@ from ampcheck.policy import Policy, reseed, world
 from ampcheck.trace.events import Trace
 from ampcheck.trace.reach import Reached, reach
 from ampcheck.trace.recorder import Probe, Recorder
-from ampcheck.trace.sources import is_own, of_exception
+from ampcheck.trace.sources import is_own, of_callable, of_exception
 
 __all__ = ["Built", "Run", "SharedState", "Stage", "Together", "drive", "time_limit"]
 
@@ -184,7 +184,7 @@ def drive(
                 try:
                     value = stage.call(built, training.step)
                 finally:
-                    _note_leaks(recorder, before, call)
+                    _note_leaks(recorder, before, call, training.step)
                     for probe in recorder.probes:
                         probe.call_done(recorder, call)
                 recorder.trace.returned.append(numbers(value))
@@ -246,12 +246,12 @@ def _autocast_state() -> tuple[Any, ...]:
     return (*devices, torch.is_autocast_cache_enabled(), autocast_nesting())
 
 
-def _note_leaks(recorder: Recorder, before: tuple[Any, ...], call: int) -> None:
+def _note_leaks(recorder: Recorder, before: tuple[Any, ...], call: int, step: object) -> None:
     after = _autocast_state()
     if after == before:
         return
     regions = [e for e in recorder.trace.of("autocast", call=call)]
-    site = regions[-1].site if regions else None
+    site = regions[-1].site if regions else of_callable(step)
     names = ("autocast on the CPU", "autocast on CUDA", "the weight cache", "the nesting depth")
     for what, old, new in zip(names, before, after, strict=True):
         if old != new:

@@ -25,6 +25,8 @@ __all__ = ["Overflow", "Planted", "overflow"]
 
 #: Calls after the one with the planted overflow in which the loop may recover.
 RECOVERY_CALLS = 3
+#: Elements around the planted one by which its gradient is known again.
+_AROUND = 4096
 
 
 @dataclass
@@ -42,6 +44,8 @@ class Planted:
         abandoned: whether the next call began anew, without the gradient, although no update had ended the window.
         schedule: whether the learning rate moved in the skipped window as it does in every clean one.
         sanitized: whether the optimizer was stepped all the same, with gradients that somebody had made finite.
+        clamped: whether what took the place of the inf is a limit, as a clip by value leaves it.
+        ruined: index of a later step, or -1, that was taken although gradients were still, or again, not finite.
     """
 
     optimizer: int
@@ -56,6 +60,8 @@ class Planted:
     abandoned: bool = False
     schedule: bool = False
     sanitized: bool = False
+    clamped: bool = False
+    ruined: int = -1
 
 
 @dataclass
@@ -78,11 +84,12 @@ class PlantProbe(Probe):
 
     Args:
         drivers: optimizer index -> index of the scaler it is stepped by, from the natural run.
-        single: whether the contract has one window only, so that the first one has to do.
+        clean: windows with a step that is taken before the one that is planted into. An average that begins as a copy of the
+            weights follows them from the second one on; so two, where there are enough.
     """
 
-    def __init__(self, drivers: dict[int, int], single: bool) -> None:
-        self.drivers, self.single = drivers, single
+    def __init__(self, drivers: dict[int, int], clean: int) -> None:
+        self.drivers, self.clean = drivers, clean
         self.built: Built | None = None
         self.planted: dict[int, Planted] = {}
         self._followed: dict[bool, set[str]] = {}
@@ -92,6 +99,8 @@ class PlantProbe(Probe):
         self._done = False
         self._unscaled: set[int] = set()
         self._before: dict[int, _Snapshot] = {}
+        self._around: dict[int, torch.Tensor] = {}
+        self._bad: int = -1
         self._schedule: list[dict[int, Any]] = []
         self._last: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None = None
         self._boundary = True
@@ -100,7 +109,7 @@ class PlantProbe(Probe):
 
     @property
     def armed(self) -> bool:
-        return not self._done and (self.single or self._windows > 0)
+        return not self._done and self._windows >= self.clean
 
     def backward_starts(self, recorder: Recorder) -> None:
         for index, planted in self.planted.items():
@@ -116,7 +125,7 @@ class PlantProbe(Probe):
         if self.armed:
             for index in event.get("optimizers", ()):
                 if index in self.drivers and index not in self._unscaled:
-                    self._plant(recorder, index, event)
+                    self._plant(recorder, index, event, new=True)
 
     def unscale(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         index = event.optimizer
@@ -142,12 +151,36 @@ class PlantProbe(Probe):
             self._took |= bool(event.get("took"))
 
     def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
+        if not entering and event.optimizer in self.drivers:
+            self._took |= bool(event.get("took"))
         planted = self.planted.get(event.optimizer) if event.optimizer is not None else None
-        if entering and planted is not None and planted.closed < 0 and planted.call == recorder.call:
-            grads = [local(p.grad) for p in recorder.parameters(planted.optimizer) if p.grad is not None]
-            planted.sanitized = bool(grads) and all(bool(g.isfinite().all()) for g in grads)
+        if planted is None:
+            return
+        if not entering:
+            if event.get("took") and self._bad == event.index and planted.ruined < 0:
+                planted.ruined = event.index
+            return
+        grads = [local(p.grad) for p in recorder.parameters(planted.optimizer) if p.grad is not None]
+        finite = all(bool(g.isfinite().all()) for g in grads)
+        if planted.closed < 0 and planted.call == recorder.call:
+            planted.sanitized = bool(grads) and finite
+        elif planted.closed >= 0 and not finite:
+            self._bad = event.index
 
-    def _plant(self, recorder: Recorder, index: int, event: Event) -> None:
+    def _cleaned(self, planted: Planted, values: torch.Tensor) -> bool:
+        """Whether the gradient is the one that was planted into, with something finite in the place of the inf."""
+        now, old = values.detach().flatten()[:_AROUND].double().cpu(), self._around.get(planted.optimizer)
+        if old is None or old.shape != now.shape or now.numel() < 2:
+            return False
+        a, b = old[1:], now[1:]
+        product = float(a.norm() * b.norm())
+        if product == 0.0 or float(a @ b) < 0.999 * product:
+            return False
+        planted.clamped = 0.0 < float(now[0]) < 1e30
+        return True
+
+    def _plant(self, recorder: Recorder, index: int, event: Event, new: bool = False) -> None:
+        """Write inf into the first gradient of an optimizer; `new`: a backward has just added to it."""
         grads = [p.grad for p in recorder.parameters(index) if p.grad is not None]
         values = [
             v
@@ -159,17 +192,20 @@ class PlantProbe(Probe):
         known = self.planted.get(index)
         if known is not None and not all(bool(v.isfinite().all()) for v in values):
             return  # it is still there
+        if known is not None and not new and self._cleaned(known, local(values[0])):
+            return  # somebody has taken it away
         if self._at is None:
             self._at = len(self._schedule) - 1
         if known is None:
             self._before[index] = self._snapshot(recorder, index)
-            scaler = self.drivers[index]
+            scaler = min(self.drivers[index], len(recorder.scalers) - 1)  # one that is made anew in every call
             self.planted[index] = Planted(
                 index, scaler, event.index, recorder.call, recorder.current_scale(recorder.scalers[scaler])
             )
         with torch.no_grad():
             target = values[0]
             local_target = target.to_local() if hasattr(target, "to_local") else target
+            self._around[index] = local_target.detach().flatten()[:_AROUND].double().cpu()
             local_target[(0,) * local_target.dim()] = float("inf")
 
     # -- measuring
@@ -236,14 +272,14 @@ class PlantProbe(Probe):
         """A window begins here, and the one before is over."""
         ended = len(self._schedule) - 1
         self._schedule.append({i: groups(recorder.optimizers[i]) for i in self.drivers if i < len(recorder.optimizers)})
-        if self.built is None or (self._at is not None and ended > self._at):
+        if self.built is None or (self._at is not None and ended > self._at + 1):
             self._last = None
             return
         now = (self._parameters(recorder), self._followers(recorder, self.built.reach()))
         if self._last is not None:
             old, (parameters, new) = self._last[1], now
             moved = {path for path in new if path in old and interpolates(old[path], new[path], parameters)}
-            self._followed[ended == self._at] = moved
+            self._followed.setdefault(ended == self._at, set()).update(moved)
         self._last = now
 
     def _parameters(self, recorder: Recorder) -> dict[str, torch.Tensor]:
@@ -290,15 +326,15 @@ class _Keep(Stage):
         self.probe.finish(built.recorder)
 
 
-def overflow(spec: Spec, drivers: dict[int, int], single: bool) -> Overflow:
+def overflow(spec: Spec, drivers: dict[int, int], windows: int) -> Overflow:
     """Run the contract with one planted overflow.
 
     Args:
         spec: the contract.
         drivers: optimizer index -> scaler index, from the natural run.
-        single: whether the natural run had one scaler window only.
+        windows: how many scaler windows the natural run had.
     """
-    probe = PlantProbe(drivers, single)
+    probe = PlantProbe(drivers, clean=0 if windows < 2 else 1 if windows < 5 else 2)
     run = spec.run("overflow", Policy("float32"), calls=None, probes=[probe], stage=_Keep(probe))
     probe.built = None
     return Overflow(run, list(probe.planted.values()), probe.averages)

@@ -30,10 +30,18 @@ PLANTED_SCALE, PLANTED_TRACKER = 2.0**5, 2
 
 @dataclass
 class State:
-    """What a training holds at one moment: bits and dtypes by path, and of each scaler in use the scale and tracker."""
+    """What a training holds at one moment.
+
+    Args:
+        tensors, dtypes: bits and dtype of everything reachable, by path.
+        trained: those paths that are parameters of an optimizer, or its state.
+        groups: learning rates, momenta and betas of each optimizer.
+        scalers: of each scaler in use the scale and the growth tracker.
+    """
 
     tensors: dict[str, Any] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
+    trained: set[str] = field(default_factory=set)
     groups: list[Any] = field(default_factory=list)
     scalers: list[tuple[float, int | None]] = field(default_factory=list)
 
@@ -71,6 +79,8 @@ def state_of(built: Built, used_only: bool) -> State:
     for path, bits in zip(paths, digest([reached.tensors[p] for p in paths]), strict=True):
         state.tensors[path] = bits
         state.dtypes[path] = str(reached.tensors[path].dtype).removeprefix("torch.")
+    own = {id(p) for i in range(len(recorder.optimizers)) for p in recorder.parameters(i)}
+    state.trained = {path for path, t in reached.tensors.items() if id(t) in own or ".state." in path}
     state.groups = [groups(o) for o in recorder.optimizers]
     for scaler in _scalers(recorder, used_only):
         tracker = getattr(scaler, "_growth_tracker", None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
+
 from ampcheck.evidence import Evidence
 from ampcheck.findings import Location
 from ampcheck.policy import Policy
@@ -13,6 +15,9 @@ from ampcheck.scenarios.spec import Spec
 from ampcheck.trace.sources import of_callable
 
 __all__ = ["scaler_discrepancies"]
+
+#: A growth interval that is seen to its end in an instant.
+QUICK = 10
 
 
 class _Copy(Stage):
@@ -34,12 +39,19 @@ class _Copy(Stage):
             for name in hidden:
                 delattr(scaler, name)
             try:
-                self.copies.append(copy.deepcopy(scaler))
+                self.copies.append(_quick(copy.deepcopy(scaler)))
             except Exception as error:
                 self.error = f"the scaler cannot be copied: {type(error).__name__}: {error}"
             finally:
                 for name, value in hidden.items():
                     setattr(scaler, name, value)
+
+
+def _quick(scaler: Any) -> Any:
+    """Let a scaler of torch's kind grow after a few updates, so that growth, and the way down from there, can be seen."""
+    if isinstance(scaler, torch.amp.GradScaler) and scaler.get_growth_interval() > QUICK:
+        scaler.set_growth_interval(QUICK)
+    return scaler
 
 
 _WATCHED = ("scale", "unscale_", "step", "update", "get_scale", "load_state_dict")
