@@ -135,7 +135,7 @@ def _follows_the_scale(evidence: Evidence) -> Iterator[Fault]:
     "AMP502", "gradient-parity",
     expected="the gradient that enters the optimizer differs from the FP32 one by no more than rounding explains",
     fix="look at what runs in 16 bits at the line named; what sums, squares or subtracts nearly equal numbers belongs in FP32",
-    follows=_CAUSES, per_dtype=True,
+    follows=("AMP505", *_CAUSES), per_dtype=True,
 )  # fmt: skip
 def gradient_parity(evidence: Evidence) -> Iterator[Result]:
     """The whole gradient of a step in 16 bits is the FP32 one up to rounding.
@@ -154,7 +154,7 @@ def gradient_parity(evidence: Evidence) -> Iterator[Result]:
     "AMP503", "tensor-gradient-parity",
     expected="the gradient of each parameter differs from the FP32 one by no more than rounding explains",
     fix="look at how the parameter that is named is used in 16 bits",
-    follows=("AMP502", *_CAUSES), per_dtype=True,
+    follows=("AMP502", "AMP505", *_CAUSES), per_dtype=True,
 )  # fmt: skip
 def tensor_gradient_parity(evidence: Evidence) -> Iterator[Result]:
     """The gradient of each parameter is the FP32 one up to rounding.
@@ -187,7 +187,7 @@ def update_parity(evidence: Evidence) -> Iterator[Result]:
     "AMP505", "underflow",
     expected="next to nothing of the gradient is lost to zero in 16 bits",
     fix="raise the loss scale, or keep the backward of what is named in FP32",
-    follows=("AMP502", *_CAUSES), per_dtype=True,
+    follows=_CAUSES, per_dtype=True,
 )  # fmt: skip
 def underflow(evidence: Evidence) -> Iterator[Result]:
     """Gradients do not underflow at the loop's own loss scale.

@@ -205,7 +205,8 @@ class _Measurement:
             moves, _ = measure(lesson.updates.get((optimizer, ordinal), []))
             names = run.names.get(optimizer, [])
             names = [*names, *(f"parameter {i}" for i in range(len(names), len(gradients)))]
-            self.parity.steps.append(Step(unit, optimizer, ordinal, names, sizes, mass, moves))
+            grains = [w and 2.0**-23 * w for w in lesson.weights.get((optimizer, ordinal), [])]
+            self.parity.steps.append(Step(unit, optimizer, ordinal, names, sizes, mass, moves, grains))
         for name, (before, after) in lesson.statistics.items():
             moved = float((after.double() - before.double()).norm())
             # a statistic that has settled hardly moves: its own size is what rounding acts on then

@@ -18,7 +18,7 @@ from ampcheck.policy import reseed
 from ampcheck.scenarios.custom import force_scale
 from ampcheck.scenarios.drive import Built, Stage
 from ampcheck.trace.deviations import Deviation
-from ampcheck.trace.distances import difference, host, numbers, plain
+from ampcheck.trace.distances import difference, host, measure, numbers, plain
 from ampcheck.trace.events import Event
 from ampcheck.trace.randomness import without_fused_dropout
 from ampcheck.trace.reach import reach
@@ -41,7 +41,7 @@ class Lesson:
     Args:
         start, end: its first call and the one after its last.
         state: key -> tensor; `counts`: key -> number kept in the optimizer's state.
-        gradients, updates: (optimizer, ordinal) -> one tensor or `None` for each parameter.
+        gradients, updates: (optimizer, ordinal) -> one tensor or `None` for each parameter; `weights`: norms after the step.
         statistics: name of a norm's buffer -> (before, after).
         numbers: label -> what `scale()` was given.
     """
@@ -52,6 +52,7 @@ class Lesson:
     counts: dict[Key, float] = field(default_factory=dict)
     gradients: dict[tuple[int, int], list[torch.Tensor | None]] = field(default_factory=dict)
     updates: dict[tuple[int, int], list[torch.Tensor | None]] = field(default_factory=dict)
+    weights: dict[tuple[int, int], list[float | None]] = field(default_factory=dict)
     statistics: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
 
@@ -178,6 +179,7 @@ class Teacher(_Unit):
 
     def updates(self, index: int, ordinal: int, parameters: list[torch.Tensor], updates: list[torch.Tensor]) -> None:
         self.lessons[-1].updates[index, ordinal] = [host(u) for u in updates]
+        self.lessons[-1].weights[index, ordinal] = measure([plain(p) for p in parameters])[0]
 
     def number(self, label: str, value: float) -> None:
         self.lessons[-1].numbers[label] = value

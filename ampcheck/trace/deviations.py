@@ -74,6 +74,7 @@ class Step:
         unit: number of the judged stretch of calls it belongs to; each starts from the reference's state.
         optimizer, ordinal: which optimizer, and which of its steps in the unit.
         sizes, mass, moves: for each parameter the norm of its gradient, its sum of absolute values, and the norm of its update.
+        grains: norm of the last place of each FP32 weight: no update is more exact.
         runs: `JUDGED` -> one deviation; yardstick -> one for each draw.
     """
 
@@ -84,6 +85,7 @@ class Step:
     sizes: list[float | None]
     mass: list[float | None]
     moves: list[float | None]
+    grains: list[float | None] = field(default_factory=list)
     runs: dict[str, list[Deviation]] = field(default_factory=dict)
 
 
@@ -255,6 +257,9 @@ def _whole(parity: Parity, quantity: Quantity) -> Iterator[Series]:
                 runs[run] = [
                     _norm(_of(s.runs[run][k], quantity)[i] for s in steps for i in chosen[id(s)]) for k in range(draws)
                 ]
+            if sizes and quantity == "update":
+                grain = _norm(s.grains[i] for s in steps for i in chosen[id(s)])
+                runs[JUDGED] = [max(0.0, error - grain) for error in runs[JUDGED]]
             if sizes:
                 one.add(unit, _norm(sizes), runs)
         if one.seen:
@@ -293,6 +298,12 @@ def _tensors(parity: Parity) -> Iterator[Series]:
 # -- underflow ------------------------------------------------------------------------------------------------------
 
 
+def _in_part(step: Step) -> bool:
+    """Whether part of some tensor is lost: what is zero as a whole has no path in 16 bits, and did not underflow."""
+    judged = step.runs.get(JUDGED, ())
+    return any(lost and mass and lost < 0.999 * mass for d in judged for lost, mass in zip(d.lost, step.mass, strict=True))
+
+
 @dataclass
 class Loss:
     """Share of the gradient (or of one tensor's) that is zero in 16 bits and not in FP32, in the units where it is too much."""
@@ -306,6 +317,8 @@ class Loss:
 def losses(parity: Parity) -> list[Loss]:
     """Where too much of the gradient is lost to zero: all of it first, then tensor by tensor."""
     found: list[Loss] = []
+    if not any(_in_part(s) for s in parity.steps):
+        return found
     names = sorted({(s.optimizer, i) for s in parity.steps for i in judged_parameters(parity, s)})
     first = [s for s in parity.steps if s.ordinal == 0 and JUDGED in s.runs]
 
