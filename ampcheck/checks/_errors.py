@@ -12,7 +12,12 @@ from ampcheck.trace.events import Event, Raised, Trace
 __all__ = ["Cause", "cause", "causes"]
 
 #: What torch and its extensions say when two dtypes meet.
-_DTYPES_MEET = re.compile(r"same dtype|scalar type|dtypes? (?:mis)?match|dtypes to match|data type|expected .*(?:half|float|bfloat16)", re.IGNORECASE)
+_DTYPES_MEET = re.compile(
+    r"same dtype|should be the same|scalar type|dtypes? (?:mis)?match|dtypes to match|data type|expected .*(?:half|float)",
+    re.IGNORECASE,
+)
+#: What torch says where 16 bits are not supported at all.
+_NO_LOW_PRECISION = ("unscale FP16 gradients", "not implemented for 'BFloat16'", "not implemented for 'Half'")
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ def cause(trace: Trace, raised: Raised, scenario: str = "natural") -> Cause:
     after = {"overflow": " (after a planted overflow)"}.get(scenario, "")
     at = "while the contract was built" if raised.call < 0 else f"in call {raised.call + 1}{after}"
     text = f"{at}: {raised}"
+    if raised.type in ("ContractError", "ScenarioTimeout"):  # our own words, complete as they are
+        return Cause("AMP111", raised.message, raised.site, "", scenario, raised)
 
     def found(id: str, seen: str, fix: str = "", location: Location | None = None) -> Cause:
         return Cause(id, f"{seen} ({text})", location or raised.site, fix, scenario, raised)
@@ -161,21 +168,24 @@ def _no_gradients(trace: Trace, raised: Raised, found: object) -> Cause:
 
 
 def _precision(raised: Raised, text: str, scenario: str) -> Cause:
-    """Errors of torch's own that come of dtypes: two that meet, a recomputation that saves other tensors, a constant out of range."""
+    """Errors that come of dtypes: 16 bits not supported, two that meet, another recomputation, a constant out of range."""
+
+    def found(id: str, seen: str, fix: str = "") -> Cause:
+        return Cause(id, f"{seen} ({text})", raised.site, fix, scenario, raised)
+
     message = raised.message
-    if "unscale FP16 gradients" in message or "not implemented for 'BFloat16'" in message or "not implemented for 'Half'" in message:
-        return Cause("AMP307", f"parameters or gradients are 16-bit ({text})", raised.site, "", scenario, raised)
+    if any(words in message for words in _NO_LOW_PRECISION):
+        return found("AMP307", "parameters or gradients are 16-bit")
     if raised.function is not None and _DTYPES_MEET.search(message):
         name, side = raised.function
         fix = "give custom_fwd cast_inputs=, or cast the inputs to one dtype by hand"
         if side == "backward":
-            fix = "decorate backward with torch.amp.custom_bwd and forward with custom_fwd, or cast the gradient to the dtype of what was saved"
-        return Cause("AMP308", f"two dtypes meet in the {side} of {name} ({text})", raised.site, fix, scenario, raised)
+            fix = "decorate forward with torch.amp.custom_fwd and backward with custom_bwd, or cast the gradient"
+        return found("AMP308", f"two dtypes meet in the {side} of {name}", fix)
     if raised.type == "CheckpointError":
-        seen = f"the recomputation of a checkpoint does not save what the forward saved ({text})"
         fix = "make the region do the same twice: no cast or cache that the first forward leaves for the second"
-        return Cause("AMP309", seen, raised.site, fix, scenario, raised)
+        return found("AMP309", "the recomputation of a checkpoint does not save what the forward saved", fix)
     if "without overflow" in message and "cannot be converted" in message:
-        seen = f"a constant that 16 bits cannot hold is written into a 16-bit tensor ({text})"
-        return Cause("AMP111", seen, raised.site, "take the constant from torch.finfo(tensor.dtype), or work in FP32 here", scenario, raised)
+        fix = "take the constant from torch.finfo(tensor.dtype), or work in FP32 here"
+        return found("AMP111", "a constant that 16 bits cannot hold is written into a 16-bit tensor", fix)
     return Cause("AMP111", text, raised.site, "", scenario, raised)

@@ -1,8 +1,8 @@
 """Where did the first NaN or inf come from? Run only where the natural run gives reason to ask.
 
-The contract is run as written with a widened shadow (see `trace.shadow`). A value that is finite in the shadow and not in the run
-was made by 16 bits; the first such op is the origin. It counts if something came of it: a mask of -inf that a softmax turns into
-zeros, or a branch that `where()` does not select, is nothing.
+The contract is run as written with a widened shadow (see `trace.shadow`). A value that is finite in the shadow and not in the
+run was made by 16 bits; the first such op is the origin. It counts if something came of it: a mask of -inf that a softmax turns
+into zeros, or a branch that `where()` does not select, is nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcheck.policy import Policy
+from ampcheck.policy import HELD, Policy
 from ampcheck.scenarios.drive import Built, Run, Stage
 from ampcheck.scenarios.spec import Spec
 from ampcheck.trace.events import Event, Trace
@@ -21,6 +21,9 @@ from ampcheck.trace.recorder import Probe, Recorder
 from ampcheck.trace.shadow import Origin, ShadowMode
 
 __all__ = ["FlowStage", "Origins", "calls_in_doubt", "overflow_origin"]
+
+#: A loss scale so low that a backward which overflows even there does so at any scale that is of use.
+LOWEST = 2.0**-10
 
 
 class FlowStage(Stage):
@@ -59,7 +62,7 @@ def calls_in_doubt(run: Run) -> int:
     scale no higher than one at which it was taken, or skips only; an exception that speaks of numbers that are not finite.
     """
     trace, flow = run.trace, run.notes.get("flow") or Flow()
-    doubtful = {}
+    doubtful: dict[tuple[str, str], int] = {}
     for suspect in flow.suspects:
         doubtful.setdefault((suspect.op, suspect.phase), suspect.call)
     calls = list(doubtful.values())
@@ -93,9 +96,9 @@ def _scale_of(trace: Trace, event: Event) -> float:
 class _ShadowProbe(Probe):
     """Asks, where it matters, what has become of each origin."""
 
-    def __init__(self) -> None:
+    def __init__(self, backward: bool = False) -> None:
         self.mode: ShadowMode | None = None
-        self.settled = False
+        self.backward = backward
 
     def backward_starts(self, recorder: Recorder) -> None:
         self.leaves("it reaches the loss or a tensor that the step keeps")
@@ -127,8 +130,9 @@ class _ShadowProbe(Probe):
                 continue
             if origin.phase in ("forward", "recompute") or (origin.phase == "gradients" and fits):
                 origin.effect = "it reaches a gradient that the optimizer uses"
-            elif origin.phase == "backward" and origin.fits and self.settled:
-                origin.effect = "it reaches a gradient that the optimizer uses, and no smaller loss scale would help"
+            elif origin.phase == "backward" and self.backward and (origin.scale is None or origin.scale <= LOWEST):
+                at = "" if origin.scale is None else f", even at a loss scale of {origin.scale:g}"
+                origin.effect = f"it reaches a gradient that the optimizer uses{at}"
 
 
 class _ShadowStage(Stage):
@@ -153,12 +157,16 @@ class _ShadowStage(Stage):
         return bool(self.result.found)
 
     def _buffers(self, built: Built, mode: ShadowMode) -> None:
-        gradients = {id(p.grad) for i in range(len(built.recorder.optimizers)) for p in built.recorder.parameters(i)}
+        parameters = [p for i in range(len(built.recorder.optimizers)) for p in built.recorder.parameters(i)]
+        trained, gradients = {id(p) for p in parameters}, {id(p.grad) for p in parameters}
         for path, tensor in built.reach().tensors.items():
             if id(tensor) in gradients or not tensor.is_floating_point():
                 continue
             origin, _ = mode.in_tensor(tensor)
-            if origin is not None and origin.phase in ("forward", "recompute"):
+            used = id(tensor) in trained or ".state." in path  # a bucket of gradients may overflow while the scale settles
+            if origin is None or (origin.effect and ".state." in path):
+                continue
+            if origin.phase in ("forward", "recompute") or (origin.phase == "gradients" and used):
                 origin.effect = f"{path} is not finite after the call"
 
 
@@ -172,10 +180,22 @@ def _module_names(built: Built) -> dict[int, str]:
 
 
 def overflow_origin(spec: Spec, natural: Run, calls: int) -> Origins:
-    """Run `calls` calls of the contract as written beside its shadow; it ends with the first call in which an origin led to something."""
-    probe = _ShadowProbe()
+    """Run the contract as written beside its shadow.
+
+    Args:
+        spec: the contract.
+        natural: its natural run.
+        calls: calls to make; it ends earlier, with the first one in which an origin led to something.
+    """
     steps = [e for e in natural.trace.of("scaler_step") if e.get("enabled")]
-    probe.settled = not steps or not any(e.get("took") for e in steps)
+    result = _shadowed(spec, Policy(), calls, backward=False)
+    if not result.found and not any(e.get("took") for e in steps):  # does the backward overflow at any scale?
+        result = _shadowed(spec, Policy(scale=LOWEST, growth_interval=HELD), calls, backward=True)
+    return result
+
+
+def _shadowed(spec: Spec, policy: Policy, calls: int, backward: bool) -> Origins:
+    probe = _ShadowProbe(backward)
     stage = _ShadowStage(probe)
-    spec.run("origin", Policy(), calls=calls, probes=[probe], stage=stage)
+    spec.run("origin", policy, calls=calls, probes=[probe], stage=stage)
     return stage.result

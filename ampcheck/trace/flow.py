@@ -1,7 +1,7 @@
 """How precision flows through custom Functions and recomputations, and whether anything in 16 bits stopped being finite.
 
-One dispatch mode over the run as it is written. It keeps dtypes, lines and, for each op with a 16-bit result outside the backward,
-one sum on the device; the sums are read once a call.
+One dispatch mode over the run as it is written. It keeps dtypes, lines and, for each op with a 16-bit result outside the
+backward, one sum on the device; the sums are read once a call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ampcheck.findings import Location
-from ampcheck.trace.place import Place, place
+from ampcheck.trace.place import Place, called_from_python, place
 from ampcheck.trace.recorder import Recorder
 
 __all__ = ["MATMULS", "Flow", "FlowMode", "FunctionUse", "Recomputed", "Suspect", "op_name"]
@@ -34,9 +34,13 @@ MATMULS = frozenset(
     }
 )  # fmt: skip
 #: Ops that add many numbers up: what a Function that keeps FP32 keeps it for.
-REDUCTIONS = frozenset({"sum", "mean", "var", "var_mean", "std", "linalg_vector_norm", "norm", "logsumexp", "_softmax", "_log_softmax", "cumsum"})
+REDUCTIONS = frozenset(
+    {"sum", "mean", "var", "var_mean", "std", "linalg_vector_norm", "logsumexp", "_softmax", "_log_softmax", "cumsum"}
+)
 #: Ops that put a value somewhere rather than compute one; -inf from them is a mask.
-_FILLS = frozenset({"masked_fill", "masked_fill_", "fill_", "full", "full_like", "new_full", "where", "_to_copy", "copy_", "scalar_tensor", "index_put_"})
+_FILLS = frozenset(
+    {"masked_fill", "masked_fill_", "fill_", "full", "full_like", "new_full", "where", "copy_", "_to_copy", "scalar_tensor"}
+)
 
 
 @dataclass
@@ -44,7 +48,7 @@ class FunctionUse:
     """What one custom autograd Function computed in, over a call.
 
     Args:
-        forward, backward: kind of op ("matmul" or "reduction") -> dtypes that its ops ran in.
+        forward, backward: kind of op ("matmul", "reduction", or "any": what is neither a cast nor a view) -> dtypes.
         sites: (side, kind, dtype) -> line of the first such op.
         recomputes: whether the backward runs a forward again.
     """
@@ -98,6 +102,12 @@ def tensors_of(*values: Any) -> Iterator[torch.Tensor]:
     return (t for t in tree_leaves(values) if isinstance(t, torch.Tensor) and t.layout is torch.strided)
 
 
+def _computes(name: str, func: Any) -> bool:
+    """Whether an op makes new numbers, and does not only cast or look at those it is given."""
+    returned = [r.alias_info for r in func._schema.returns]
+    return name not in ("_to_copy", "copy_", "clone") and not any(a is not None and not a.is_write for a in returned)
+
+
 def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -106,7 +116,7 @@ class FlowMode(TorchDispatchMode):
     """Fills a `Flow`; enter it around each call, and call `close_call` after it."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.flow = Flow()
         self._uses: dict[Any, FunctionUse] = {}
@@ -118,23 +128,27 @@ class FlowMode(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name, recorder = op_name(func), self.recorder
         in_engine = recorder.engine_depth > 0
-        if name in MATMULS or name in REDUCTIONS:
-            self._note(name, args, result, in_engine)
+        if name in MATMULS or (called_from_python() if in_engine else not torch.is_grad_enabled()):
+            self._note(name, func, args, result, in_engine)
         if not in_engine or torch.is_grad_enabled():
             self._add_up(name, result, in_engine)
         return result
 
     # -- dtypes -----------------------------------------------------------------------------------------------------
 
-    def _note(self, name: str, args: Any, result: Any, in_engine: bool) -> None:
-        where = place(in_engine, self.recorder.create_graph, depth=3)
+    def _note(self, name: str, func: Any, args: Any, result: Any, in_engine: bool) -> None:
+        where = place(in_engine, torch.is_grad_enabled() and not self.recorder.create_graph)
         matmul = name in MATMULS
         tensor = next((t for t in tensors_of(args if matmul else result) if t.is_floating_point()), None)
         if tensor is None:
             return
         dtype = short(tensor.dtype)
         if where.function is not None:
-            self._in_function(where, "matmul" if matmul else "reduction", dtype)
+            if matmul or name in REDUCTIONS:
+                self._in_function(where, "matmul" if matmul else "reduction", dtype)
+            for t in tensors_of(result) if _computes(name, func) else ():
+                if t.is_floating_point():
+                    self._in_function(where, "any", short(t.dtype))
         if matmul:
             key = (name, id(where.module) if where.module is not None else None, where.line)
             if where.phase == "forward":
@@ -148,7 +162,7 @@ class FlowMode(TorchDispatchMode):
             use = self._uses[where.function] = FunctionUse(where.function.__name__, self.recorder.call)
             self.flow.functions.append(use)
         if where.in_backward and where.phase == "recompute":
-            use.recomputes = True
+            use.recomputes |= kind == "matmul"  # autocast's own casts record too
             return
         side, dtypes = ("backward", use.backward) if where.in_backward else ("forward", use.forward)
         dtypes.setdefault(kind, set()).add(dtype)
@@ -157,6 +171,8 @@ class FlowMode(TorchDispatchMode):
     def _again(self, name: str, key: tuple[Any, ...], dtype: str, where: Place) -> None:
         self.flow.recompute_ops += 1
         forward = self._forward.get(key)
+        if forward is None and where.function in self._uses:
+            forward = self._uses[where.function].forward.get("matmul")
         if forward and dtype not in forward and not any(r.call == self.recorder.call for r in self.flow.recomputed):
             module = type(where.module).__name__ if where.module is not None else ""
             site = where.entry if where.in_backward else where.site
@@ -173,9 +189,9 @@ class FlowMode(TorchDispatchMode):
                 return
             if not phase:
                 trace = self.recorder.trace
-                if any(trace.events[i].kind in ("optimizer_step", "unscale") for i in self.recorder.open):
+                if any(trace.events[i].kind == "unscale" for i in self.recorder.open):
                     return
-                phase = place(True, self.recorder.create_graph, depth=3).phase if in_engine else "forward"
+                phase = place(True, not self.recorder.create_graph).phase if in_engine else "forward"
                 if phase == "backward":
                     return
             self._sums.setdefault(t.device, []).append(t.sum(dtype=torch.float32))
@@ -191,7 +207,6 @@ class FlowMode(TorchDispatchMode):
                     continue
                 if name in _FILLS and total == total and name != "_to_copy":
                     continue
-                suspect = Suspect(call, name, phase)
-                if suspect not in self.flow.suspects:
-                    self.flow.suspects.append(suspect)
+                if not any((s.op, s.phase) == (name, phase) for s in self.flow.suspects):
+                    self.flow.suspects.append(Suspect(call, name, phase))
         self._sums, self._seen, self._uses, self._forward = {}, {}, {}, {}

@@ -33,7 +33,7 @@ _SWEEP = 256
 _PREDICATES = frozenset({"eq", "ne", "isnan", "isinf", "isposinf", "isneginf", "isfinite"})
 _UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 #: Ops that write to running statistics without saying so in their schema.
-_WRITES_STATISTICS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm", "_batch_norm_impl_index"})
+_WRITES_STATISTICS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index"})
 
 
 @dataclass
@@ -94,7 +94,7 @@ class _Call:
 
 
 def _plain(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
 
 
 def _widen(dtype: Any) -> Any:
@@ -110,13 +110,14 @@ class ShadowMode(TorchDispatchMode):
     """
 
     def __init__(self, recorder: Recorder, modules: dict[int, str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.modules = modules
         self.origins: list[Origin] = []
         self._entries: dict[int, _Entry] = {}
         self._pending: dict[int, Origin] = {}
         self._sweep_at = _SWEEP
+        self._records = False
 
     # -- storages ---------------------------------------------------------------------------------------------------
 
@@ -170,9 +171,6 @@ class ShadowMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        trace = self.recorder.trace
-        if any(trace.events[i].kind == "optimizer_step" for i in self.recorder.open):
-            return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         tensors = [t for t in leaves if _plain(t)]
         relevant = any(d in LOW for d in leaves if isinstance(d, torch.dtype)) or any(
@@ -180,6 +178,7 @@ class ShadowMode(TorchDispatchMode):
         )
         if not relevant:
             return func(*args, **kwargs)
+        self._records = torch.is_grad_enabled() and not self.recorder.create_graph
         call = _Call(op_name(func), func, args, kwargs, tensors, self._writes(func, args, kwargs))
         with torch._C._DisableAutocast(), torch.no_grad():
             call.tainted = [e.origin for e in map(self._entry, tensors) if e is not None and e.origin is not None]
@@ -206,6 +205,8 @@ class ShadowMode(TorchDispatchMode):
 
     def _beside(self, call: _Call) -> tuple[list[Any] | None, list[tuple[torch.Tensor, torch.Tensor]]]:
         """Run the op on shadows: its results (`None` where that is not possible), and what it wrote to, as copies."""
+        if any(e is not None and e.origin is not None and e.base is None for e in map(self._entry, call.tensors)):
+            return None, []  # what it should have been is not known any more
         if call.name == _UNSCALE:
             return None, [(g, s * call.args[2].to(s.device)) for g in call.args[0] if (s := self._shadow(g)) is not None]
         return self._widened(call, self._own)
@@ -271,6 +272,7 @@ class ShadowMode(TorchDispatchMode):
                 self._made(t).gradient = True
             if not isinstance(shadow, torch.Tensor) or shadow.shape != t.shape:
                 self._forget(t)
+                bad |= self._carry_on(call, t)
                 continue
             self._put(t, shadow)
             bad |= self._judge(call, t, shadow, gradient)
@@ -281,7 +283,7 @@ class ShadowMode(TorchDispatchMode):
 
     def _is_gradient(self, call: _Call) -> bool:
         if self.recorder.engine_depth > 0:
-            return not torch.is_grad_enabled() or self.recorder.create_graph
+            return not self._records
         return any(e is not None and e.gradient for e in map(self._entry, call.tensors))
 
     def _judge(self, call: _Call, t: torch.Tensor, shadow: torch.Tensor, gradient: bool) -> bool:
@@ -299,11 +301,20 @@ class ShadowMode(TorchDispatchMode):
         self._pending[t.untyped_storage()._cdata] = entry.origin
         return True
 
+    def _carry_on(self, call: _Call, t: torch.Tensor) -> bool:
+        """There is no shadow of the result; what is not finite in it is taken to come from what was not finite before."""
+        if not call.tainted or bool(t.isfinite().all()):
+            return False
+        entry = self._made(t)
+        entry.origin = self._pending[t.untyped_storage()._cdata] = call.tainted[0]
+        return True
+
     def _origin(self, call: _Call, t: torch.Tensor, shadow: torch.Tensor, bad: torch.Tensor, gradient: bool) -> Origin:
-        where = place(self.recorder.engine_depth > 0, self.recorder.create_graph, depth=5)
+        where = place(self.recorder.engine_depth > 0, self._records)
         first, widened = float(t[bad][0]), float(shadow[bad].abs().max())
         kind = "NaN" if first != first else "inf" if first > 0 else "-inf"
         scales = [e.get("scale") for e in self.recorder.trace.of("scale", call=self.recorder.call) if e.get("scale")]
+        limit = min(torch.finfo(x.dtype).max for x in (t, *call.tensors) if x.is_floating_point())
         origin = Origin(
             self.recorder.call,
             call.name,
@@ -313,7 +324,7 @@ class ShadowMode(TorchDispatchMode):
             int(bad.sum()),
             t.numel(),
             widened,
-            widened <= torch.finfo(t.dtype).max,
+            widened <= limit,
             self.modules.get(id(where.module), type(where.module).__name__) if where.module is not None else "",
             where.site,
             scales[-1] if scales else None,
@@ -340,7 +351,8 @@ class ShadowMode(TorchDispatchMode):
         for m, r in [*zip(mixed, real, strict=False), *written]:
             if isinstance(m, torch.Tensor) and isinstance(r, torch.Tensor) and m.shape == r.shape and _differ(m, r):
                 origin = call.tainted[0]
-                origin.effect = origin.effect or f"{call.name} makes a finite value of it that is not the one FP32 gives"
+                if origin.phase in ("forward", "recompute", "gradients"):
+                    origin.effect = origin.effect or f"{call.name} makes a finite value of it that is not the one FP32 gives"
                 return
 
     def pending(self) -> Iterator[Origin]:
@@ -350,9 +362,11 @@ class ShadowMode(TorchDispatchMode):
     def in_tensor(self, t: torch.Tensor) -> tuple[Origin | None, bool]:
         """The origin that made a tensor non-finite, and whether its shadow would fit into 16 bits there."""
         entry = self._entry(t) if _plain(t) else None
-        shadow = None if entry is None or entry.origin is None else self._shadow(t)
-        if entry is None or shadow is None:
+        if entry is None or entry.origin is None:
             return None, False
+        shadow = self._shadow(t)
+        if shadow is None:
+            return (None if bool(t.isfinite().all()) else entry.origin), False
         bad = ~t.isfinite() & shadow.isfinite()
         if not bool(bad.any()):
             return None, False
@@ -367,4 +381,3 @@ def _differ(a: torch.Tensor, b: torch.Tensor) -> bool:
     both = a.isfinite() & b.isfinite()
     largest = float(torch.where(both, a, 0.0).abs().max())
     return float(torch.where(both, a - b, 0.0).abs().max()) > _DIFFERENT * largest
-
