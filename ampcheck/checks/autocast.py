@@ -92,13 +92,15 @@ def _foreign(evidence: Evidence) -> Fault | None:
         if region is None or region.device in devices:
             continue
         what = f"{use.op}{inside(use)}"
+        # a region around everything only chooses the device; an island leaves other ops of the region outside
+        island = any(other.low and other.foreign != region for other in trained(evidence, "matmul"))
         if region.asked and use.autocast == "off" and set(use.inputs) == {_PLAIN}:
             return Fault(
                 f"autocast was entered for {region.device}, and the tensors are on {use.device}: {what} runs in {_PLAIN}",
                 region.site,
                 evidence={"op": use.op, "line of the op": str(use.site)},
             )
-        if not region.asked and use.autocast != "off" and use.low:
+        if not region.asked and use.autocast != "off" and use.low and island:
             return Fault(
                 f"autocast was disabled for {region.device}, and the tensors are on {use.device}: {what} still runs in "
                 f"{use.low}",
@@ -118,6 +120,9 @@ def _without_effect(evidence: Evidence) -> Fault | None:
     plain = [u for u in census.of("matmul") if u.phase == "backward" and set(u.inputs) == {_PLAIN}]
     if not backward or not plain:
         return None
+    for device, site in census.unused:
+        if device == plain[0].device and not any(e.get("enabled") for e in trace.of("autocast")):
+            return Fault(f"autocast for {device} is made and never entered: no op of the training runs in 16 bits", site)
     if evidence.scaler_in_use():
         off = next((e for e in trace.of("autocast") if not e.get("enabled")), None)
         made = trace.scalers[next(e.scaler or 0 for e in trace.of("scale", "unscale", "scaler_step") if e.get("enabled"))]

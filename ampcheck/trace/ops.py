@@ -173,6 +173,7 @@ class Census:
     Args:
         uses: see `OpUse`; norms, hand-made norms, stale casts, angles and repeated casts likewise.
         low_forward, low_backward: whether a 16-bit tensor took part in a graph, or in a backward.
+        unused: device type and line of enabled autocast regions that were made and never entered.
         weights: dtype -> number of trainable weights, those of norms left out.
         failed: why the census is not complete; empty if it is.
     """
@@ -186,6 +187,7 @@ class Census:
     low_forward: bool = False
     low_backward: bool = False
     weights: dict[str, int] = field(default_factory=dict)
+    unused: list[tuple[str, Location]] = field(default_factory=list)
     failed: str = ""
 
     def of(self, *families: str) -> list[OpUse]:

@@ -56,7 +56,9 @@ class Regions:
 
     def __init__(self) -> None:
         self.main = threading.get_ident()
-        self._asked: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._made: weakref.WeakKeyDictionary[Any, tuple[bool, Location | None]] = weakref.WeakKeyDictionary()
+        self._unused: dict[Location, str] = {}
+        self._used: set[Location | None] = set()
         self._stacks: dict[int, list[_Region]] = {}
         self._outermost: dict[int, int] = {}
         self._states: dict[tuple[int, str], State] = {}
@@ -71,10 +73,15 @@ class Regions:
         def made(region: Any, *args: Any, **kwargs: Any) -> None:
             init(region, *args, **kwargs)
             # torch switches a region for a device that is not there off, and forgets what was asked for
-            self._asked[region] = bool(kwargs.get("enabled", args[2] if len(args) > 2 else True))
+            asked = bool(kwargs.get("enabled", args[2] if len(args) > 2 else True))
+            site = user_site(2)
+            self._made[region] = asked, site
+            if asked and site is not None and not _internal(sys._getframe(1)):
+                self._unused.setdefault(site, region.device)
 
         def on_enter(region: Any) -> Any:
-            asked = self._asked.get(region, bool(region._enabled))
+            asked, made_at = self._made.get(region, (bool(region._enabled), None))
+            self._used.add(made_at)
             wanted = bool(region._enabled), str(region.fast_dtype).removeprefix("torch.")
             result = enter(region)
             site = user_site(2)
@@ -104,6 +111,10 @@ class Regions:
         if stack:
             stack.pop()
             self._states.clear()
+
+    def never_entered(self) -> dict[Location, str]:
+        """Line -> device type of the enabled regions that were made and never entered."""
+        return {site: device for site, device in self._unused.items() if site not in self._used}
 
     def begin(self) -> None:
         """A call begins: note what is in force already, outside of any region that was seen being entered."""

@@ -638,6 +638,28 @@ def test_an_island_for_another_device_type(device: str) -> None:
         silent(build, "AMP306")
 
 
+def test_a_disabled_region_around_everything_only_chooses_the_device() -> None:
+    def both() -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(torch.autocast("cpu", dtype=BF16))
+        stack.enter_context(foreign(enabled=False))
+        return stack
+
+    silent(lambda: training(net(), region=both), "AMP306")
+
+
+@pytest.mark.parametrize("entered", [True, False])
+def test_a_region_that_is_never_entered(entered: bool) -> None:
+    def region() -> Any:
+        made = torch.autocast("cpu", dtype=BF16)
+        return made if entered else nullcontext(made)
+
+    if entered:
+        silent(lambda: training(net(), region=region), "AMP306")
+    else:
+        assert "never entered" in fault(lambda: training(net(), region=region), "AMP306").seen
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_enters_regions_of_its_own(reentrant: bool) -> None:
     silent(lambda: training(Checkpointed(reentrant)), "AMP306")
