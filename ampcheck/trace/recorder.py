@@ -20,8 +20,8 @@ from ampcheck.trace import graph
 from ampcheck.trace.events import Event, OptimizerInfo, Raised, Trace
 from ampcheck.trace.ledger import Ledger
 from ampcheck.trace.patches import PatchSet
-from ampcheck.trace.regions import Regions
 from ampcheck.trace.place import function_of
+from ampcheck.trace.regions import Regions
 from ampcheck.trace.scaler_watch import ScalerWatch, describe
 from ampcheck.trace.sources import user_site
 
@@ -237,19 +237,27 @@ class Recorder:
     # -- the optimizer ----------------------------------------------------------------------------------------------
 
     def _patch_optimizer(self) -> None:
-        cls = torch.optim.Optimizer
-        init, zero_grad = cls.__init__, cls.zero_grad
+        cls, module = torch.optim.Optimizer, torch.nn.Module
+        init, zero_grad, module_zero_grad = cls.__init__, cls.zero_grad, module.zero_grad
 
         def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
             self.optimizer_index(optimizer)
 
         def cleared(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self.emit("zero_grad", optimizer=self.optimizer_index(optimizer))
+            index = self.optimizer_index(optimizer)
+            self.emit("zero_grad", optimizer=index)
+            self.ledger.zeroed.update(id(p) for p in self.parameters(index))
             return zero_grad(optimizer, *args, **kwargs)
+
+        def module_cleared(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            self.emit("zero_grad")
+            self.ledger.zeroed.update(id(p) for p in owner.parameters())
+            return module_zero_grad(owner, *args, **kwargs)
 
         self.patches.set(cls, "__init__", made)
         self.patches.set(cls, "zero_grad", cleared)
+        self.patches.set(module, "zero_grad", module_cleared)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         index = self.optimizer_index(optimizer)

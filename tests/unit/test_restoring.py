@@ -27,6 +27,7 @@ PATCHED: list[tuple[Any, str]] = [
     (torch.autograd, "_engine_run_backward"),
     (torch.optim.Optimizer, "__init__"),
     (torch.optim.Optimizer, "zero_grad"),
+    (torch.nn.Module, "zero_grad"),
 ]
 
 
