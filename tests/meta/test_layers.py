@@ -35,6 +35,7 @@ LAYERS = [
     {"report"},
     {"session"},
     {"plugin", "cli"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 #: The one upward step: the registry finds the checks by listing their folder.
