@@ -183,7 +183,7 @@ def _gather(spec: Any, budget: float | None, dtypes: tuple[str, ...] | None = No
 
 
 def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iterator[tuple[str, Callable[[], None]]]:
-    from ampcheck.scenarios.exact import exactness
+    from ampcheck.scenarios.exact import exactness, own_scale
     from ampcheck.scenarios.gain import gain
     from ampcheck.scenarios.natural import needed_calls, recovery
     from ampcheck.scenarios.origin import calls_in_doubt, overflow_origin
@@ -224,7 +224,8 @@ def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iter
         evidence.gain = gain(spec, usable)
 
     def run_exact() -> None:
-        evidence.exact = exactness(spec, min(needed_calls(evidence.natural), usable), evidence.scaler_in_use())
+        calls = min(needed_calls(evidence.natural), usable)
+        evidence.exact = exactness(spec, calls, evidence.scaler_in_use(), own_scale(evidence.natural))
 
     def run_overflow() -> None:
         windows = sum(1 for e in trace.of("update") if e.get("new_scale") is None) or len(list(trace.of("scaler_step")))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.policy import HELD, Policy
+from ampcheck.policy import HELD, Policy, power_of_two
 from ampcheck.scenarios.blame import blame
 from ampcheck.scenarios.custom import ForceScale
 from ampcheck.scenarios.drive import Run
@@ -112,6 +112,7 @@ class Exactness:
         reproducible: whether the FP32 step gave the same bits twice; `None` if that was not needed or not possible.
         spread: its repeat-to-repeat relative difference.
         returned: a divergence in returned numbers alone (a warning).
+        top: the largest scale that was tried.
     """
 
     status: str
@@ -123,6 +124,7 @@ class Exactness:
     reference: Run | None = None
     growth: Run | None = None
     scaled: Run | None = None
+    top: float = SCALE
 
 
 def _run(spec: Spec, scenario: str, policy: Policy, calls: int, **how: Any) -> tuple[Run, list[Point], bool]:
@@ -135,22 +137,31 @@ def reference_policy(widen: bool = False) -> Policy:
     return Policy("float32", scale=1.0, growth_interval=HELD, widen=widen)
 
 
-def scaled_policy(scenario: str, widen: bool = False) -> Policy:
+def own_scale(natural: Run) -> float | None:
+    """The largest loss scale that a loop visits which sets the scale itself: beyond its caps it does what it never does."""
+    if not any(e.get("new_scale") is not None for e in natural.trace.of("update")):
+        return None
+    return max((e.get("scale", 1.0) for e in natural.trace.of("scale") if e.get("enabled")), default=None)
+
+
+def scaled_policy(scenario: str, widen: bool = False, top: float = SCALE) -> Policy:
     if scenario == "growth":
-        return Policy("float32", scale=GROWING_FROM, growth_interval=GROWTH_INTERVAL, widen=widen)
-    return Policy("float32", scale=SCALE, growth_interval=HELD, widen=widen)
+        return Policy("float32", scale=min(GROWING_FROM, top / 2.0), growth_interval=GROWTH_INTERVAL, widen=widen)
+    return Policy("float32", scale=top, growth_interval=HELD, widen=widen)
 
 
-def exactness(spec: Spec, calls: int, has_scaler: bool) -> Exactness:
+def exactness(spec: Spec, calls: int, has_scaler: bool, top: float | None = None) -> Exactness:
     """Compare the contract in FP32 over loss scales; without a scaler only its repeats.
 
     Args:
         spec: the contract.
         calls: calls of `step` to compare.
         has_scaler: whether the natural run used an enabled scaler.
+        top: the largest scale to try; `None`, or one that is not well above 1, is 2^16.
     """
     reference, points, forced = _run(spec, "reference", reference_policy(), calls)
-    result = Exactness("exact", reference=reference)
+    usable = top is not None and math.isfinite(top) and top >= 4.0
+    result = Exactness("exact", reference=reference, top=power_of_two(top) if usable and top is not None else SCALE)
     if reference.trace.raised is not None:
         result.status, result.reason = (
             "not-run",
@@ -169,7 +180,7 @@ def exactness(spec: Spec, calls: int, has_scaler: bool) -> Exactness:
         result.status, result.reason = "inconclusive", "the optimizer took no step in the FP32 run"
     for scenario in ("scaled", "growth"):
         wanted = calls if scenario == "scaled" else max(calls, GROWTH_INTERVAL + 2)
-        run, others, _ = _run(spec, scenario, scaled_policy(scenario), wanted)
+        run, others, _ = _run(spec, scenario, scaled_policy(scenario, top=result.top), wanted)
         setattr(result, scenario, run)
         if result.status == "inconclusive":
             continue
@@ -285,7 +296,7 @@ def _settle(spec: Spec, result: Exactness, reference: Run, points: Sequence[Poin
         return
     # Is it only a 16-bit tensor that the code makes itself, whatever autocast says? Then the widened world is exact.
     wide, wide_points, _ = _run(spec, "widened", reference_policy(True), calls)
-    other, other_points, _ = _run(spec, "widened", scaled_policy(found.scenario, True), calls)
+    other, other_points, _ = _run(spec, "widened", scaled_policy(found.scenario, True, result.top), calls)
     widen = wide.trace.raised is None and bool(wide_points)
     if widen:
         in_wide = first_difference(found.scenario, wide, wide_points, other, other_points)
@@ -329,7 +340,8 @@ def _makes_low_precision(spec: Spec, calls: int) -> bool:
 def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Divergence, calls: int, widen: bool) -> None:
     if found.kind in ("gradient", "update"):
         ordinal = _ordinal(points, found)
-        found.differences = compare_at(spec, reference_policy(widen), scaled_policy(found.scenario, widen), calls, ordinal)
+        other = scaled_policy(found.scenario, widen, result.top)
+        found.differences = compare_at(spec, reference_policy(widen), other, calls, ordinal)
         stage = found.differences.get("optimizer" if found.kind == "gradient" else "update", [])
         effect = max((d.relative for d in stage), default=0.0)
         if effect <= NEGLIGIBLE and found.kind == "gradient":
@@ -349,6 +361,6 @@ def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Dive
             low = compare_at(spec, reference_policy(widen), tiny, calls, ordinal)
             found.divided = phase == "scaled" and common_factor(_before(low), [1.0]) == 1.0
             found.affine = phase == "backward" and _is_affine(found, low.get("backward", []))
-        blamed = blame(spec, scaled_policy(found.scenario, widen), calls, ordinal, found.differences, found.scale)
+        blamed = blame(spec, other, calls, ordinal, found.differences, found.scale)
         found.site, found.writer, found.factor = blamed.site, blamed.op, blamed.factor
     result.status, result.divergence = "diverged", found

@@ -1,0 +1,36 @@
+"""The step runs in a worker thread, autocast and all, and is waited for.
+
+The trap: events from another thread than the one that calls.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import nn
+
+EXPECT = ()
+
+
+def build(device="cpu"):
+    torch.manual_seed(1025)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**10)
+    x, y = torch.randn(8, 8, device=device), torch.randn(8, 8, device=device)
+
+    pool = ThreadPoolExecutor(1)
+
+    def step():
+        def work():
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype=torch.float16):
+                out = model(x)
+            loss = nn.functional.mse_loss(out.float(), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.item()
+
+        return pool.submit(work).result()
+
+    return step
