@@ -139,9 +139,8 @@ def cases(seeds: int, faults: int) -> list[tuple[int, str, str]]:
 
 def table(rows: Rows) -> str:
     """What was found, by fault, dtype and net."""
-    lines = [
-        f"{'fault':26s} {'dtype':9s} {'net':8s} {'n':>5s} {'named':>6s} {'errors':>6s} {'inconcl.':>8s} {'not judged':>10s}  worst headroom"
-    ]
+    counts = f"{'n':>5s} {'named':>6s} {'errors':>6s} {'inconcl.':>8s} {'not judged':>10s}"
+    lines = [f"{'fault':26s} {'dtype':9s} {'net':8s} {counts}  worst headroom"]
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
         for net in (row["net"], "all"):
@@ -156,9 +155,8 @@ def table(rows: Rows) -> str:
             for quantity, value in row.get("headroom", {}).items():
                 worst[quantity] = max(worst.get(quantity, 0.0), value)
         shown = ", ".join(f"{quantity} {value:.2g}" for quantity, value in worst.items())
-        lines.append(
-            f"{fault or 'none':26s} {dtype:9s} {net:8s} {len(group):5d} {named:6d} {errors:6d} {unsure:8d} {unjudged:10d}  {shown}"
-        )
+        counts = f"{len(group):5d} {named:6d} {errors:6d} {unsure:8d} {unjudged:10d}"
+        lines.append(f"{fault or 'none':26s} {dtype:9s} {net:8s} {counts}  {shown}")
     wrong = [row for row in rows if not row["fault"] and row["errors"]]
     lines += [f"FALSE ALARM {row['key']}: {row['errors']}" for row in wrong]
     return "\n".join(lines)

@@ -43,8 +43,8 @@ from ampcheck.trace.randomness import DrawInFP32
 __all__ = ["parity", "settled_scales"]
 
 ALL: tuple[Yardstick, ...] = ("every op", "matmul")
-#: Calls that are judged at first, and where something is suspicious.
-CALLS, MORE_CALLS = 2, 4
+#: Units (calls, up to one that steps an optimizer) that are judged at first, and where something is suspicious.
+UNITS, MORE_UNITS = 2, 4
 #: Rounded units that are drawn for each yardstick: at first, and at most where something is suspicious.
 DRAWS, MOST_DRAWS = 2, 24
 #: After this many draws, an excess of this many times the limit is beyond doubt.
@@ -102,6 +102,14 @@ def _obstacle(evidence: Evidence, policy: str, natural: set[str]) -> str:
     return ""
 
 
+def calls_for(evidence: Evidence, units: int) -> int:
+    """How many calls it takes to step in `units` of them, as the natural run shows."""
+    trace = evidence.trace
+    stepping = [call for call in range(trace.calls) if any(True for _ in trace.of("optimizer_step", "scaler_step", call=call))]
+    last = stepping[units - 1] if len(stepping) >= units else max(stepping, default=0)
+    return last + 1
+
+
 def settled_scales(evidence: Evidence) -> dict[int, float]:
     """Scaler index -> the loss scale of its first step that was taken, in the natural run or in a longer one."""
     found: dict[int, float] = {}
@@ -153,8 +161,7 @@ class _Measurement:
             self._find_parting(excess)
 
     def _measure(self) -> None:
-        limit = self.evidence.natural.notes.get("limit", CALLS)
-        calls = min(CALLS, limit)
+        calls = calls_for(self.evidence, UNITS)
         if not self._teach(calls) or not self._judged(calls):
             return
         for yardstick in ALL:
@@ -163,7 +170,7 @@ class _Measurement:
                     self._draw(yardstick, calls)
         if not self._suspicious():
             return
-        more = min(MORE_CALLS, limit)
+        more = calls_for(self.evidence, MORE_UNITS)
         if more > calls:
             calls = more
             self._forget()

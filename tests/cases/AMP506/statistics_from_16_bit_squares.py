@@ -1,6 +1,6 @@
 """A hand-written batch norm keeps FP32 buffers, and fills its running variance with E[x^2] - E[x]^2 of a 16-bit activation.
 
-Effect: with a mean well away from zero the difference cancels to nothing but rounding; evaluation goes wrong, training does not.
+Effect: with a mean well away from zero the difference cancels to nothing but rounding; evaluation goes wrong, training not.
 Source: PyTorch docs, "Autocast Op Reference": batch_norm keeps FP32 statistics.
 """
 
