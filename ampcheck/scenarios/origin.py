@@ -131,7 +131,7 @@ class _ShadowProbe(Probe):
             if origin.phase in ("forward", "recompute") or (origin.phase == "gradients" and fits):
                 origin.effect = "it reaches a gradient that the optimizer uses"
             elif origin.phase == "backward" and self.backward and (origin.scale is None or origin.scale <= LOWEST):
-                at = "" if origin.scale is None else f", even at a loss scale of {origin.scale:g}"
+                at = "" if origin.scale is None else f", even at a loss scale of 2^{math.log2(origin.scale):g}"
                 origin.effect = f"it reaches a gradient that the optimizer uses{at}"
 
 

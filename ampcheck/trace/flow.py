@@ -6,13 +6,11 @@ backward, one sum on the device; the sums are read once a call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ampcheck.findings import Location
 from ampcheck.trace.place import Place, called_from_python, place
@@ -97,15 +95,26 @@ def op_name(func: Any) -> str:
     return str(func._schema.name).rpartition("::")[2]
 
 
-def tensors_of(*values: Any) -> Iterator[torch.Tensor]:
-    """The plain, dense tensors in arguments or results."""
-    return (t for t in tree_leaves(values) if isinstance(t, torch.Tensor) and t.layout is torch.strided)
+class _Op:
+    """What matters of an op, read from its schema once: its class, and whether it makes new numbers."""
+
+    __slots__ = ("computes", "kind", "name", "view")
+
+    def __init__(self, func: Any) -> None:
+        self.name = op_name(func)
+        self.kind = "matmul" if self.name in MATMULS else "reduction" if self.name in REDUCTIONS else ""
+        returned = [r.alias_info for r in func._schema.returns]
+        self.view = any(a is not None and not a.is_write for a in returned)
+        self.computes = not self.view and self.name not in ("_to_copy", "copy_", "clone")
 
 
-def _computes(name: str, func: Any) -> bool:
-    """Whether an op makes new numbers, and does not only cast or look at those it is given."""
-    returned = [r.alias_info for r in func._schema.returns]
-    return name not in ("_to_copy", "copy_", "clone") and not any(a is not None and not a.is_write for a in returned)
+def floats_of(value: Any) -> list[torch.Tensor]:
+    """The plain floating-point tensors in a result or in arguments, in lists of them too."""
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_floating_point() and value.layout is torch.strided else []
+    if isinstance(value, (list, tuple)):
+        return [t for v in value for t in floats_of(v)]
+    return []
 
 
 def short(dtype: torch.dtype) -> str:
@@ -119,42 +128,52 @@ class FlowMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.flow = Flow()
+        self._ops: dict[Any, _Op] = {}
         self._uses: dict[Any, FunctionUse] = {}
         self._forward: dict[tuple[Any, ...], set[str]] = {}
         self._sums: dict[torch.device, list[torch.Tensor]] = {}
         self._seen: dict[torch.device, list[tuple[str, str]]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while a contract is judged, and the guard against it costs as much as the op
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        name, recorder = op_name(func), self.recorder
-        in_engine = recorder.engine_depth > 0
-        if name in MATMULS or (called_from_python() if in_engine else not torch.is_grad_enabled()):
-            self._note(name, func, args, result, in_engine)
-        if not in_engine or torch.is_grad_enabled():
-            self._add_up(name, result, in_engine)
+        op = self._ops.get(func) or self._ops.setdefault(func, _Op(func))
+        in_engine, records = self.recorder.engine_depth > 0, torch.is_grad_enabled()
+        if op.kind == "matmul" or (
+            not op.view and (called_from_python() if in_engine else not records and not self._stepping())
+        ):
+            self._note(op, args, result, in_engine, records)
+        if not op.view and (records or not in_engine):
+            self._add_up(op.name, result, in_engine)
         return result
+
+    def _stepping(self) -> bool:
+        trace = self.recorder.trace
+        return any(trace.events[i].kind in ("optimizer_step", "unscale") for i in self.recorder.open)
 
     # -- dtypes -----------------------------------------------------------------------------------------------------
 
-    def _note(self, name: str, func: Any, args: Any, result: Any, in_engine: bool) -> None:
-        where = place(in_engine, torch.is_grad_enabled() and not self.recorder.create_graph)
-        matmul = name in MATMULS
-        tensor = next((t for t in tensors_of(args if matmul else result) if t.is_floating_point()), None)
-        if tensor is None:
+    def _note(self, op: _Op, args: Any, result: Any, in_engine: bool, records: bool) -> None:
+        matmul = op.kind == "matmul"
+        tensors = floats_of(args if matmul else result)
+        if not tensors:
             return
-        dtype = short(tensor.dtype)
+        where = place(in_engine, records and not self.recorder.create_graph)
+        dtype = short(tensors[0].dtype)
         if where.function is not None:
-            if matmul or name in REDUCTIONS:
-                self._in_function(where, "matmul" if matmul else "reduction", dtype)
-            for t in tensors_of(result) if _computes(name, func) else ():
-                if t.is_floating_point():
-                    self._in_function(where, "any", short(t.dtype))
+            if op.kind:
+                self._in_function(where, op.kind, dtype)
+            for t in floats_of(result) if op.computes else ():
+                self._in_function(where, "any", short(t.dtype))
         if matmul:
-            key = (name, id(where.module) if where.module is not None else None, where.line)
+            key = (op.name, id(where.module) if where.module is not None else None, where.line)
             if where.phase == "forward":
                 self._forward.setdefault(key, set()).add(dtype)
             elif where.phase == "recompute":
-                self._again(name, key, dtype, where)
+                self._again(op.name, key, dtype, where)
 
     def _in_function(self, where: Place, kind: str, dtype: str) -> None:
         use = self._uses.get(where.function)
@@ -166,7 +185,7 @@ class FlowMode(TorchDispatchMode):
             return
         side, dtypes = ("backward", use.backward) if where.in_backward else ("forward", use.forward)
         dtypes.setdefault(kind, set()).add(dtype)
-        use.sites.setdefault((side, kind, dtype), where.entry or where.site)
+        use.sites.setdefault((side, kind, dtype), where.entry or where.site or self.recorder.backward_site())
 
     def _again(self, name: str, key: tuple[Any, ...], dtype: str, where: Place) -> None:
         self.flow.recompute_ops += 1
@@ -175,21 +194,18 @@ class FlowMode(TorchDispatchMode):
             forward = self._uses[where.function].forward.get("matmul")
         if forward and dtype not in forward and not any(r.call == self.recorder.call for r in self.flow.recomputed):
             module = type(where.module).__name__ if where.module is not None else ""
-            site = where.entry if where.in_backward else where.site
+            site = (where.entry if where.in_backward else where.site) or self.recorder.backward_site()
             self.flow.recomputed.append(Recomputed(self.recorder.call, name, module, tuple(sorted(forward)), dtype, site))
 
     # -- finite or not ----------------------------------------------------------------------------------------------
 
     def _add_up(self, name: str, result: Any, in_engine: bool) -> None:
         phase = ""
-        for t in tensors_of(result):
+        for t in floats_of(result):
             if t.dtype not in LOW or not t.numel():
                 continue
-            if name.startswith("empty") or name == "new_empty" or t.device.type == "meta":
-                return
             if not phase:
-                trace = self.recorder.trace
-                if any(trace.events[i].kind == "unscale" for i in self.recorder.open):
+                if name.startswith(("empty", "new_empty")) or t.device.type == "meta":
                     return
                 phase = place(True, not self.recorder.create_graph).phase if in_engine else "forward"
                 if phase == "backward":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import types
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ _BACKWARD = tuple(
     vars(BackwardCFunction)[name].__code__ for name in ("apply", "apply_boxed") if name in vars(BackwardCFunction)
 )
 #: Files of frames that lie between an op and who called it, when several dispatch modes are active.
-_DISPATCH = (_OWN, str(torch._ops.__file__))
+_DISPATCH = (_OWN, *(f"{Path(torch.__file__).parent}/{name}" for name in ("_ops.py", "_compile.py", "_dynamo/")))
 _MODULE = torch.nn.Module._call_impl.__code__
 
 

@@ -145,8 +145,13 @@ class Recorder:
 
     def raised(self, error: BaseException, site: Any) -> Raised:
         """Describe an exception that came out of the contract."""
-        during = getattr(error, "__ampcheck_during__", (None, None, None))
-        return Raised(self.call, type(error).__name__, str(error), site, *during, function_of(error))
+        during, scaler, optimizer = getattr(error, "__ampcheck_during__", (None, None, None))
+        return Raised(self.call, type(error).__name__, str(error), site, during, scaler, optimizer, function_of(error))
+
+    def backward_site(self) -> Location | None:
+        """The line of the backward that is running; on a GPU autograd's own thread has no frame of the user's."""
+        running = [self.trace.events[i] for i in self.open if self.trace.events[i].kind == "backward"]
+        return running[-1].site if running else None
 
     def current_scale(self, scaler: Any) -> float:
         """The scale that is in force now, without leaving an event; 1 where there is none to be had."""

@@ -326,7 +326,7 @@ class ShadowMode(TorchDispatchMode):
             widened,
             widened <= limit,
             self.modules.get(id(where.module), type(where.module).__name__) if where.module is not None else "",
-            where.site,
+            where.site or self.recorder.backward_site(),
             scales[-1] if scales else None,
         )
         self.origins.append(origin)
