@@ -151,7 +151,19 @@ class FlatMasters(torch.optim.Optimizer):
             p.copy_(piece.view_as(p))
 
 
+class Small(Custom):
+    """Momentum so small that it is less than a unit of the weights everywhere, and yet no compensation."""
+
+    def apply(self, p: torch.Tensor, update: torch.Tensor, state: dict[str, Any]) -> None:
+        small = state.setdefault("small", torch.zeros_like(p))
+        small.copy_(torch.where(p.abs() > 1e-3, p.abs() * 2.0**-10, 0.0) * update.sign())
+        p.sub_(update.to(p.dtype))
+
+
 class TestSixteenBitWeights:
+    def test_a_buffer_of_small_numbers_compensates_for_nothing(self) -> None:
+        assert "AMP403" in faults(lambda: plain(lambda m: Small(m.parameters(), lr=1e-6)))
+
     @pytest.mark.parametrize("kind", [Stochastic, Kahan, Remainder, Masters, FlatMasters])
     @pytest.mark.parametrize("lr", [1e-2, 1e-4])
     @pytest.mark.parametrize("autocast", [True, False])
