@@ -9,6 +9,7 @@ of each where nothing is suspicious; only where something is, more calls and mor
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -17,13 +18,14 @@ import torch
 
 from ampcheck.evidence import Evidence
 from ampcheck.policy import HELD, AutocastChoice, Policy
+from ampcheck.scenarios.comparable import calls_for, coarsest, entered, obstacle, settled_scales
 from ampcheck.scenarios.drive import Built, Run
 from ampcheck.scenarios.kernels import LossyKernels
 from ampcheck.scenarios.numbers import DoubledSeeds, is_scale
 from ampcheck.scenarios.parting import Listener, first_parting, listening
 from ampcheck.scenarios.spec import Spec
 from ampcheck.scenarios.teacher import SEED, Lesson, Pupil, Teacher
-from ampcheck.scenarios.yardstick import Rounding, Yardstick
+from ampcheck.scenarios.yardstick import Grid, Rounding, Yardstick
 from ampcheck.trace.deviations import (
     JUDGED,
     LIMITS,
@@ -37,16 +39,17 @@ from ampcheck.trace.deviations import (
     series,
 )
 from ampcheck.trace.distances import measure
-from ampcheck.trace.events import Trace
 from ampcheck.trace.randomness import DrawInFP32
 
-__all__ = ["parity", "settled_scales"]
+__all__ = ["parity"]
 
 ALL: tuple[Yardstick, ...] = ("every op", "matmul")
 #: Units (calls, up to one that steps an optimizer) that are judged at first, and where something is suspicious.
 UNITS, MORE_UNITS = 2, 4
 #: Rounded units that are drawn for each yardstick: at first, and at most where something is suspicious.
 DRAWS, MOST_DRAWS = 2, 24
+#: Repeats of the run in 16 bits, from weights moved by their own rounding, where something is suspicious.
+REPEATED = 3
 #: After this many draws, an excess of this many times the limit is beyond doubt.
 ENOUGH_DRAWS, BEYOND_DOUBT = 8, 5.0
 REFERENCE = Policy("float32", scale=1.0, growth_interval=HELD, widen=True, seed=SEED)
@@ -64,72 +67,14 @@ def parity(spec: Spec, evidence: Evidence, dtypes: tuple[str, ...] | None) -> No
     """
     natural = entered(evidence)
     for policy in dtypes or ("as-written",):
-        dtype = policy if dtypes else _coarsest(natural)
+        dtype = policy if dtypes else coarsest(natural)
         one = evidence.parity[policy] = Parity(policy, dtype or "")
-        one.reason = _obstacle(evidence, policy, natural)
+        one.reason = obstacle(evidence, policy, natural)
         if one.reason:
             one.status = "not-run"
             continue
         forced: AutocastChoice = "as-written" if policy == "as-written" or natural == {policy} else policy  # type: ignore[assignment]
         _Measurement(spec, evidence, one, forced).run()
-
-
-def entered(evidence: Evidence) -> set[str]:
-    """16-bit dtypes that the natural run worked in: of its autocast regions on this device, and of its autograd graphs."""
-    trace = evidence.trace
-    found = set(trace.autocast.get(evidence.device.partition(":")[0], ()))
-    for event in trace.of("backward"):
-        found |= set(event.get("dtypes") or ())
-    return found & {"float16", "bfloat16"}
-
-
-def _coarsest(dtypes: set[str]) -> str:
-    return "bfloat16" if "bfloat16" in dtypes else next(iter(dtypes), "")
-
-
-def _obstacle(evidence: Evidence, policy: str, natural: set[str]) -> str:
-    trace = evidence.trace
-    if trace.raised is not None and trace.raised.call < 1:
-        return "the step raises in its first call"
-    if evidence.exact is not None and evidence.exact.status == "diverged":
-        return "the FP32 step depends on the loss scale; parity is judged once that is mended"
-    if not natural and (policy == "as-written" or not trace.autocast):
-        return "nothing of the step runs in 16 bits: no autocast region was entered on this device"
-    if policy == "float16" and "float16" not in natural and not evidence.scaler_in_use():
-        return f"float16 needs a loss scale, and this loop ({', '.join(sorted(natural)) or 'FP32'}) keeps none"
-    if evidence.scaler_in_use() and not settled_scales(evidence):
-        return "the loop takes no step in 16 bits"
-    return ""
-
-
-def calls_for(evidence: Evidence, units: int) -> int:
-    """How many calls it takes to step in `units` of them, as the natural run shows."""
-    trace = evidence.trace
-    stepping = [call for call in range(trace.calls) if any(True for _ in trace.of("optimizer_step", "scaler_step", call=call))]
-    last = stepping[units - 1] if len(stepping) >= units else max(stepping, default=0)
-    return last + 1
-
-
-def settled_scales(evidence: Evidence) -> dict[int, float]:
-    """Scaler index -> the loss scale of its first step that was taken, in the natural run or in a longer one."""
-    found: dict[int, float] = {}
-    for run in (evidence.natural, evidence.recovery):
-        for index, scale in _settled(run.trace).items() if run is not None else ():
-            found.setdefault(index, scale)
-    return found
-
-
-def _settled(trace: Trace) -> dict[int, float]:
-    found: dict[int, float] = {}
-    latest: dict[int, float] = {}
-    for event in trace.events:
-        if event.scaler is None or not event.get("enabled"):
-            continue
-        if event.kind == "scale":
-            latest[event.scaler] = event.get("scale")
-        elif event.kind == "scaler_step" and event.get("took"):
-            found.setdefault(event.scaler, latest.get(event.scaler) or event.get("before") or 1.0)
-    return found
 
 
 @dataclass
@@ -151,10 +96,6 @@ class _Measurement:
         self._measure()
         if self.parity.status != "judged":
             return
-        doubtful = [one for one in series(self.parity, "number") if judge(one, self.parity.unit_roundoff).state != "within"]
-        exact = self.evidence.exact
-        if doubtful or (exact is not None and exact.returned is not None):
-            self.parity.not_numbers = self._not_numbers()
         found = [judge(one, self.parity.unit_roundoff) for quantity in LIMITS for one in series(self.parity, quantity)]
         excess = next((j for j in found if j.state == "excess"), None)
         if excess is not None:
@@ -168,22 +109,29 @@ class _Measurement:
             for _ in range(DRAWS):
                 if self._drawn(yardstick) < DRAWS:
                     self._draw(yardstick, calls)
-        if not self._suspicious():
-            return
+        doubtful = [one for one in series(self.parity, "number") if judge(one, self.parity.unit_roundoff).state != "within"]
+        exact = self.evidence.exact
+        if doubtful or (exact is not None and exact.returned is not None):
+            self.parity.not_numbers = self._not_numbers()
+        if self._suspicious():
+            self._look_closer(calls)
+
+    def _look_closer(self, calls: int) -> None:
+        """More units, repeats of the run in 16 bits, and more draws, until nothing is suspicious or the limit is reached."""
         more = calls_for(self.evidence, MORE_UNITS)
         if more > calls:
             calls = more
             self._forget()
             if not self._teach(calls) or not self._judged(calls):
                 return
+        for repeat in range(REPEATED):
+            self._repeat(repeat, calls)
         for _ in range(MOST_DRAWS):
-            wanted = [y for y in ALL if self._drawn(y) < DRAWS or (self._drawn(y) < MOST_DRAWS and self._suspicious(y))]
-            if not wanted:
+            wanted = [y for y in ALL if self._wanted(y)]
+            if not wanted or self._beyond_doubt():
                 break
             for yardstick in wanted:
                 self._draw(yardstick, calls)
-            if self._beyond_doubt():
-                break
 
     # -- runs
 
@@ -237,9 +185,7 @@ class _Measurement:
             self.scales = used = {i: s * factor for i, s in scales.items()}
             kernels = LossyKernels()
             pupil = Pupil(self.lessons, used, lambda built, kernels=kernels: kernels.watch(built))  # type: ignore[misc]
-            run = self.spec.run(
-                "parity", Policy(self.forced, growth_interval=HELD, seed=SEED), calls=calls, probes=[pupil], stage=pupil
-            )
+            run = self.spec.run("parity", self._in_16_bits(), calls=calls, probes=[pupil], stage=pupil)
             if pupil.deviations:
                 break
         self.parity.scale = next(iter(used.values()), None)
@@ -260,6 +206,26 @@ class _Measurement:
                 "every gradient and update is that of the FP32 run to the bit: nothing of it was computed in 16 bits",
             )
         return True
+
+    def _repeat(self, repeat: int, calls: int) -> None:
+        """The run in 16 bits once more, from weights that are moved by about their own rounding.
+
+        A decision that flipped because it was close falls the other way in some of these repeats; a fault stays.
+        """
+
+        def prepare(built: Built) -> contextlib.AbstractContextManager[Any]:
+            grid = Grid(self.parity.dtype, 7919 * (repeat + 1) + pupil.unit)
+            for p in _weights(built):
+                if p.dtype is torch.float32 and p.layout is torch.strided and p.numel():
+                    grid.round_(p.data)
+            return DrawInFP32()
+
+        pupil = Pupil(self.lessons, self.scales, prepare)
+        run = self.spec.run("parity", self._in_16_bits(), calls=calls, probes=[pupil], stage=pupil)
+        self._enter(JUDGED, pupil, run)
+
+    def _in_16_bits(self) -> Policy:
+        return Policy(self.forced, growth_interval=HELD, seed=SEED)
 
     def _draw(self, yardstick: Yardstick, calls: int) -> None:
         """One more rounded run of the reference."""
@@ -292,7 +258,7 @@ class _Measurement:
             self.spec.run("parting", policy, calls=calls, probes=[pupil], stage=pupil)
 
         listen(plain, self.reference, self._ones(), lambda built: None)
-        listen(judged, Policy(self.forced, growth_interval=HELD, seed=SEED), self.scales, lambda built: DrawInFP32())
+        listen(judged, self._in_16_bits(), self.scales, lambda built: DrawInFP32())
         for draw, listener in enumerate(rounded):
             self._rounded(cast("Yardstick", excess.yardstick), draw + 1, calls, listener)
         found = first_parting(plain, judged, rounded, self.parity.unit_roundoff)
@@ -332,7 +298,7 @@ class _Measurement:
             for one in self.parity.numbers:
                 if one.unit == unit and unit not in pupil.unforced and one.label in values:
                     one.runs.setdefault(name, []).append(abs(values[one.label] - one.value))
-                    if name == JUDGED:
+                    if name == JUDGED and math.isnan(one.seen):
                         one.seen = values[one.label]
 
     # -- decisions
@@ -350,6 +316,10 @@ class _Measurement:
                 if found.state in ("excess", "once") or found.headroom > SUSPICIOUS:
                     return True
         return yardstick is None and bool(losses(self.parity))
+
+    def _wanted(self, yardstick: Yardstick) -> bool:
+        drawn = self._drawn(yardstick)
+        return drawn < DRAWS or (drawn < MOST_DRAWS and self._suspicious(yardstick))
 
     def _beyond_doubt(self) -> bool:
         """Whether an excess is so large, after so many draws, that more of them would not change it."""
@@ -375,6 +345,6 @@ def _weights(built: Built) -> list[torch.Tensor]:
     used = list(found.values())
     for index in range(len(built.recorder.optimizers)):
         for p in built.recorder.parameters(index):
-            if id(p) not in found and not any(p.shape == q.shape and torch.equal(p, q) for q in used):
+            if id(p) not in found and not any(p.shape == q.shape and torch.equal(p.to(q.dtype), q) for q in used):
                 found[id(p)] = p
     return list(found.values())

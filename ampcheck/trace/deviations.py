@@ -75,7 +75,7 @@ class Step:
         optimizer, ordinal: which optimizer, and which of its steps in the unit.
         sizes, mass, moves: for each parameter the norm of its gradient, its sum of absolute values, and the norm of its update.
         grains: norm of the last place of each FP32 weight: no update is more exact.
-        runs: `JUDGED` -> one deviation; yardstick -> one for each draw.
+        runs: `JUDGED` -> one deviation for each repeat; yardstick -> one for each draw.
     """
 
     unit: int
@@ -150,7 +150,7 @@ class Series:
         for run, errors in runs.items():
             relative = [_relative(e, size) for e in errors]
             if run == JUDGED:
-                self.seen[unit] = max(relative, default=0.0)
+                self.seen[unit] = min(relative, default=0.0)  # a fault is there in every repeat, a flipped decision is not
             else:
                 self.draws.setdefault(run, []).extend(relative)
 
@@ -332,7 +332,8 @@ def losses(parity: Parity) -> list[Loss]:
         rounding = 0.0
         for unit in sorted({s.unit for s in first}):
             steps = [s for s in first if s.unit == unit]
-            units[unit] = share(steps, pick, JUDGED, 0)
+            repeats = min(len(s.runs[JUDGED]) for s in steps)
+            units[unit] = min(share(steps, pick, JUDGED, k) for k in range(repeats))
             for run in YARDSTICKS:
                 draws = min((len(s.runs.get(run, ())) for s in steps), default=0)
                 rounding = max([rounding, *(share(steps, pick, run, k) for k in range(draws))])
