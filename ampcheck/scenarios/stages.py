@@ -96,7 +96,10 @@ def compare_at(spec: Spec, reference: Policy, other: Policy, calls: int, ordinal
         if before is None:
             return
         found[stage, index] = [
-            (i, *relative_difference(local(t).to("cpu"), b))
+            (
+                i,
+                *relative_difference(t, b.to(t.device)),
+            )  # where the tensor lies: in float64 a CPU takes minutes for a large model
             for i, (t, b) in enumerate(zip(tensors, before, strict=False))
             if t is not None and b is not None
         ]
