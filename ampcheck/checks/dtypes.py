@@ -177,9 +177,9 @@ def loss_fp32(evidence: Evidence) -> Iterator[Result]:
                 evidence={"op": use.op},
             )
             return
-    for event in evidence.trace.of("backward"):
+    for event in evidence.trace.of("backward", "scale"):
         low = next((dtype for dtype in event.get("loss_dtypes", ()) if dtype in LOW), None)
-        if low is not None and event.get("accumulates"):  # a gradient that is asked for by itself is no loss's
+        if low is not None and event.get("accumulates", True):  # a gradient that is asked for by itself is no loss's
             last = next((u for u in trained(evidence, "reduction", "sensitive") if u.outputs == (low,)), None)
             what = f"by {name_of(last.op)}{inside(last)} " if last is not None else ""
             yield Fault(

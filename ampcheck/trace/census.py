@@ -6,7 +6,6 @@ One dispatch mode over the run as it is written. It adds up by op, dtypes and pl
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +16,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ampcheck.findings import Location
+from ampcheck.trace import kernels
 from ampcheck.trace.events import Event
-from ampcheck.trace.kernels import VIEWS, Plan, dims_of, floats, flops_of, long_sum
+from ampcheck.trace.kernels import Plan, floats, kind_of
 from ampcheck.trace.ops import Angle, Census, HandNorm, NormUse, OpUse, Stale, WeightCasts
 from ampcheck.trace.place import Place, place
 from ampcheck.trace.provenance import LOW_DTYPES, Provenance, Tag, short
@@ -26,9 +26,6 @@ from ampcheck.trace.recorder import Probe, Recorder
 
 __all__ = ["CensusTaker"]
 
-#: From this distance of neighbouring 16-bit numbers on, in radians, an angle is too coarse.
-COARSE_ANGLE = 0.05
-_MANTISSA = {"float16": 10, "bfloat16": 7}
 #: Backward nodes that are linked to their forward op in one call.
 _LINKS = 500_000
 
@@ -40,7 +37,7 @@ _CAST.family = "cast"
 class CensusTaker(Probe):
     """Fills a `Census`: put `watch` around each call of a run, and give it to the recorder as a probe.
 
-    Its own bookkeeping never gets in the way of the step: if it fails, the census says so in `failed` and stops.
+    Its own bookkeeping never gets in the way of the step: if that fails, the census says so and stops.
     """
 
     def __init__(self) -> None:
@@ -55,6 +52,7 @@ class CensusTaker(Probe):
         self._epochs: dict[int, int] = {}
         self._casts: dict[tuple[int, int, bool], tuple[int, str, Location | None]] = {}
         self._once: set[tuple[Any, ...]] = set()
+        self._passed: set[str] = set()
         self._tags = Provenance()
         self._main = threading.get_ident()
 
@@ -80,25 +78,24 @@ class CensusTaker(Probe):
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Take the census of what runs inside, in this thread, in autograd's, and in modules that other threads call."""
+        """Take the census of what runs inside: in this thread, in autograd's, and in modules that other threads call."""
         assert self._recorder is not None
         self._links.clear()
         self._recorder.regions.begin()
-        entered: dict[int, list[tuple[torch.nn.Module, _Watch]]] = {}
+        entered: dict[int, tuple[torch.nn.Module, _Watch]] = {}
 
         def before(module: torch.nn.Module, args: Any) -> None:
             thread = threading.get_ident()
             if thread == self._main or thread in entered or torch._C._current_autograd_node() is not None:
                 return
-            mode = _Watch(self)  # dispatch modes do not follow into threads that the code starts
-            entered[thread] = [(module, mode)]
-            mode.__enter__()  # type: ignore[no-untyped-call]
+            entered[thread] = module, _Watch(self)  # dispatch modes do not follow into threads that the code starts
+            entered[thread][1].__enter__()  # type: ignore[no-untyped-call]
 
         def after(module: torch.nn.Module, args: Any, result: Any) -> None:
             known = entered.get(threading.get_ident())
-            if known is not None and known[0][0] is module:
+            if known is not None and known[0] is module:
                 del entered[threading.get_ident()]
-                known[0][1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                known[1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
         handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
         try:
@@ -131,6 +128,17 @@ class CensusTaker(Probe):
             for p in recorder.parameters(event.optimizer):
                 self._epochs[id(p)] = self._epochs.get(id(p), 0) + 1
 
+    def scaled(self, recorder: Recorder, event: Event, value: Any) -> None:
+        """Note the dtypes of the losses that a scaler is given: their product with the scale is FP32."""
+        event.data["loss_dtypes"] = sorted({short(t.dtype) for t in floats([value]) if t.numel() == 1})
+
+    def backward_starts(self, recorder: Recorder) -> None:
+        self._passed.clear()
+
+    def backward_done(self, recorder: Recorder, event: Event) -> None:
+        if not event.get("dtypes"):  # nodes of the graph know their dtypes from torch 2.5 on only
+            event.data["dtypes"] = sorted(self._passed)
+
     # -- one op ---------------------------------------------------------------------------------------------------------
 
     def plan(self, func: Any) -> Plan | None:
@@ -139,7 +147,7 @@ class CensusTaker(Probe):
             return self._plans[func]
         except KeyError:
             plan = Plan(func)
-            self._plans[func] = known = None if plan.base in VIEWS or self.census.failed else plan
+            self._plans[func] = known = None if plan.base in kernels.VIEWS or self.census.failed else plan
             return known
 
     def note(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -160,9 +168,11 @@ class CensusTaker(Probe):
             link = self._links.get(node._sequence_nr())
             if link is not None:
                 link.trained = True
-        if any(t.dtype in LOW_DTYPES for t in out):
-            self.census.low_backward |= node is not None
-            self.census.low_forward |= node is None and graph
+        low = next((t.dtype for t in out if t.dtype in LOW_DTYPES), None)
+        if low is not None and node is not None:
+            self.census.low_backward = True
+            self._passed.add(short(low))
+        self.census.low_forward |= low is not None and node is None and graph
         if plan.traced and (node is None or torch.is_grad_enabled()):
             self._trace(plan, args, out[0] if len(out) == 1 else result, graph)
         if plan.family == "norm":
@@ -177,7 +187,7 @@ class CensusTaker(Probe):
 
     def _remarkable(self, plan: Plan, given: list[torch.Tensor], out: list[torch.Tensor]) -> bool:
         if plan.family == "reduction":  # the last reduction of a loss, or a long one
-            return out[0].dtype in LOW_DTYPES and (out[0].numel() == 1 or bool(long_sum(plan, given, out)))
+            return out[0].dtype in LOW_DTYPES and (out[0].numel() == 1 or bool(kernels.long_sum(plan, given, out)))
         return plan.family == "loss" or out[0].dtype in LOW_DTYPES or plan.base.startswith("log")
 
     def _place(self) -> Place:
@@ -197,27 +207,27 @@ class CensusTaker(Probe):
         device = out[0].device.type
         # autograd's own threads work under what the step has set
         state = regions.state(device, regions.main if where.phase != "forward" and not regions.inside(thread) else thread)
-        step = regions.state(device, regions.main)
-        worker = thread != self._main and where.phase == "forward" and state.dtype == "off" and step.dtype != "off"
+        lost = state.dtype == "off" and regions.state(device, regions.main).dtype != "off"
+        worker = lost and thread != self._main and where.phase == "forward"
         inputs, outputs = tuple(short(t.dtype) for t in given), tuple(short(t.dtype) for t in out[:1])
         key = (plan.name, inputs, outputs, where.phase, id(where.module), where.line, id(forward), state, worker, graph)
         use = self._uses.get(key)
         if use is None:
             module, site = (forward.module, forward.site) if forward is not None else (self._name(where.module), where.site)
-            kind = forward.kind if forward is not None else _kind(where.module)
+            kind = forward.kind if forward is not None else kind_of(where.module)
             use = OpUse(plan.base, plan.family, inputs, outputs, where.phase, module, kind, site, device, state.dtype)
-            use.island, use.foreign, use.worker, use.covered = state.island, state.foreign, worker, step.dtype != "off"
+            use.island, use.foreign, use.worker = state.island, state.foreign, worker
             use.grad, use.call = graph, self._recorder.call
             self._uses[key] = use
         use.count += 1
         if plan.family == "matmul":
-            flops = flops_of(plan, args, kwargs, result)
+            flops = kernels.flops_of(plan, args, kwargs, result)
             use.flops += flops
-            dims = dims_of(plan.base, args)
+            dims = kernels.dims_of(plan.base, args)
             if any(d % 8 for d in dims[1:]):
                 use.odd_flops, use.dims = use.odd_flops + flops, use.dims or dims
         elif plan.family == "reduction":
-            use.long = max(use.long, long_sum(plan, given, out))
+            use.long = max(use.long, kernels.long_sum(plan, given, out))
         elif plan.family in ("loss", "sensitive"):
             tag = self._tags.of(args[0])
             if tag is not None and tag.kind in ("probability", "log-probability"):
@@ -334,10 +344,8 @@ class CensusTaker(Probe):
             return
         with _disable_current_modes():  # what is computed here is nobody's to watch
             largest = float(x.detach().abs().max())
-        if not math.isfinite(largest) or largest == 0.0:
-            return
-        step = 2.0 ** (math.floor(math.log2(largest)) - _MANTISSA[dtype])
-        if step >= COARSE_ANGLE:
+        step = kernels.coarse_step(largest, dtype)
+        if step:
             self._once.add(("angle", where.line))
             self.census.angles.append(Angle(name, dtype, largest, step, where.site))
 
@@ -346,9 +354,9 @@ class CensusTaker(Probe):
         key = ("handmade", id(where.module), where.line, tag.low, tag.epsilon)
         if key not in self._once:
             self._once.add(key)
-            library = _kind(where.module) == "RMSNorm" and type(where.module).__module__.startswith("torch.")
+            name, kind = self._name(where.module), kind_of(where.module)
             self.census.handmade.append(
-                HandNorm(tag.low, tag.dtype, tag.epsilon, self._name(where.module), _kind(where.module), where.site, library)
+                HandNorm(tag.low, tag.dtype, tag.epsilon, name, kind, where.site, kernels.in_rms_norm())
             )
 
     # -- norms ----------------------------------------------------------------------------------------------------------
@@ -361,9 +369,8 @@ class CensusTaker(Probe):
         if where.phase not in ("forward", "recompute"):
             return
         state = self._recorder.regions.state(x.device.type, threading.get_ident())
-        saved = (
-            [t for t in result[1:3] if isinstance(t, torch.Tensor) and t.numel()] if isinstance(result, (tuple, list)) else []
-        )
+        several = result[1:3] if isinstance(result, (tuple, list)) else ()
+        saved = [t for t in several if isinstance(t, torch.Tensor) and t.numel()]
         weight, running = named.get("weight"), named.get("running_mean")
         training = bool(named.get("training", named.get("train", True)))
         read = [x, weight, running, out[0], saved[0] if saved else None]
@@ -371,7 +378,7 @@ class CensusTaker(Probe):
         key = (plan.name, id(where.module), where.line, given, scale, buffers, output, kept, training)
         use = self._norms.get(key)
         if use is None:
-            name, kind = self._name(where.module), _kind(where.module)
+            name, kind = self._name(where.module), kind_of(where.module)
             use = self._norms[key] = NormUse(
                 plan.base, name, kind, where.site, x.device.type, state.dtype, given, scale, buffers, output, kept, training
             )
@@ -392,7 +399,3 @@ class _Watch(TorchDispatchMode):
         if plan is not None:
             self._taker.note(plan, args, kwargs or {}, result)
         return result
-
-
-def _kind(module: Any) -> str:
-    return "" if module is None else type(module).__name__

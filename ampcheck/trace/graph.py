@@ -118,8 +118,9 @@ def _low_precision(roots: Sequence[torch.Tensor]) -> set[str]:
 
 def _scalar_dtypes(roots: Sequence[torch.Tensor]) -> set[str]:
     """Dtypes of the scalars (no dimensions) between the root and the first tensor that is none, on each branch."""
-    found: set[str] = set()
-    queue = deque(r.grad_fn for r in roots if isinstance(r, torch.Tensor) and r.numel() == 1 and r.grad_fn is not None)
+    scalars = [r for r in roots if isinstance(r, torch.Tensor) and r.numel() == 1]
+    found = {str(r.dtype).removeprefix("torch.") for r in scalars}
+    queue = deque(r.grad_fn for r in scalars if r.grad_fn is not None)
     seen: set[Any] = set()
     while queue and len(seen) < NODE_LIMIT:
         node = queue.popleft()

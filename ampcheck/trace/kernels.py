@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ampcheck.trace.flow import MATMULS
 
-__all__ = ["VIEWS", "Plan", "dims_of", "floats", "flops_of", "long_sum"]
+__all__ = ["VIEWS", "Plan", "coarse_step", "dims_of", "floats", "flops_of", "in_rms_norm", "kind_of", "long_sum"]
 
 NORMS = frozenset(
     {
@@ -54,6 +57,9 @@ VIEWS = frozenset(
         "unfold", "_local_scalar_dense",
     }
 )  # fmt: skip
+#: From this distance of neighbouring 16-bit numbers on, in radians, an angle is too coarse.
+COARSE_ANGLE = 0.05
+_MANTISSA = {"float16": 10, "bfloat16": 7}
 #: From this many terms on a sum counts as long.
 LONG_SUM = 4096
 
@@ -112,3 +118,23 @@ def dims_of(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
         weight = tensors[1]
         return tensors[0].shape[0], weight.shape[1], weight.shape[0]
     return ()
+
+
+def in_rms_norm() -> bool:
+    """Whether torch's own `rms_norm` is running, which some torch versions compose of small ops."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not torch.nn.functional.rms_norm.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def kind_of(module: Any) -> str:
+    return "" if module is None else type(module).__name__
+
+
+def coarse_step(largest: float, dtype: str) -> float:
+    """The distance of the numbers of a 16-bit dtype at an angle, where it is too coarse for one; 0 where it is not."""
+    if not math.isfinite(largest) or largest == 0.0:
+        return 0.0
+    step: float = 2.0 ** (math.floor(math.log2(largest)) - _MANTISSA[dtype])
+    return step if step >= COARSE_ANGLE else 0.0

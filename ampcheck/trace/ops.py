@@ -32,19 +32,24 @@ class OpUse:
     """One kind of op at one place: how often, in which dtypes, under which autocast.
 
     Args:
-        op: name without namespace and overload, such as `addmm`. family: "matmul", "loss", "sensitive", "reduction" (to a
-        scalar, or a long one) or "cast" (of an activation, from FP32 to 16 bits). inputs, outputs: dtypes of its floating-
-        point tensors. phase: "forward", "recompute" (a forward inside the backward), "backward" or "hook". module, kind:
-        path and class of the innermost module; empty outside of any. site: the user's line; of a backward op, the line of
-        the forward op it belongs to. device: device type. autocast: dtype of the region in force for that device type, or
-        "off". island: whether the code switched autocast off inside an enabled region of that device type. worker: whether
-        it ran in another thread than the step, in which autocast was off while the step was inside a region. covered:
-        whether the step was inside an enabled region, whatever was in force for this op. foreign: the innermost region
-        around it that is for another device type. grad: whether its result takes part in a graph. trained: whether a
-        backward went through it. source: 16-bit dtype in which an input of a loss or of a logarithm was computed before it
-        was cast up. count, flops: how often, and the floating-point operations of all of them (0 outside "matmul").
-        odd_flops: those of calls with a weight dimension that is no multiple of 8; `dims` is the first such call's (m, k,
-        n). long: terms of a sum that is a long one. call: index of the call of `step` it was first seen in.
+        op: name without namespace and overload, such as `addmm`.
+        family: "matmul", "loss", "sensitive", "reduction" (to a scalar, or long) or "cast" (of an activation, to 16 bits).
+        inputs, outputs: dtypes of its floating-point tensors.
+        phase: "forward", "recompute" (a forward inside the backward), "backward" or "hook".
+        module, kind: path and class of the innermost module; empty outside of any.
+        site: the user's line; of a backward op, the line of the forward op it belongs to.
+        device: device type.
+        autocast: dtype of the region in force for that device type, or "off".
+        island: whether the code switched autocast off inside an enabled region of that device type.
+        worker: whether it ran in another thread, where autocast is off, while the step was inside an enabled region.
+        foreign: the innermost region around it that is for another device type.
+        grad: whether its result takes part in a graph.
+        trained: whether a backward went through it.
+        source: 16-bit dtype in which an input of a loss or of a logarithm was computed before it was cast up.
+        count, flops: how often, and the floating-point operations of all of them (0 outside "matmul").
+        odd_flops: those of calls with a layer size that is no multiple of 8; `dims` is the first such call's (m, k, n).
+        long: terms of a sum that is a long one.
+        call: index of the call of `step` it was first seen in.
     """
 
     op: str
@@ -59,7 +64,6 @@ class OpUse:
     autocast: str
     island: bool = False
     worker: bool = False
-    covered: bool = False
     foreign: Foreign | None = None
     grad: bool = False
     trained: bool = False

@@ -30,8 +30,7 @@ class Tag:
 
     Args:
         kind: "weights" (a copy of weights, or computed from nothing else), "square", "moment" (a mean of squares or a
-        variance),
-            "root" (a root of one, or its inverse), "probability", "log-probability", "raised" (cast up from 16 bits).
+            variance), "root" (of one, or its inverse), "probability", "log-probability", "raised" (cast up from 16 bits).
         dtype: a 16-bit dtype, or "".
         low: for moments and roots: the ops on the way that ran in 16 bits.
         shape: for these: shape of the tensor whose moment it is.
