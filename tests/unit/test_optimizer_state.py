@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -156,7 +157,7 @@ class Small(Custom):
 
     def apply(self, p: torch.Tensor, update: torch.Tensor, state: dict[str, Any]) -> None:
         small = state.setdefault("small", torch.zeros_like(p))
-        small.copy_(torch.where(p.abs() > 1e-3, p.abs() * 2.0**-10, 0.0) * update.sign())
+        small.copy_(p.abs() * 0.0017 * update.sign())
         p.sub_(update.to(p.dtype))
 
 
@@ -274,6 +275,10 @@ class TestMasters:
     def test_masters_in_step_pass(self, when: str, flat: bool) -> None:
         assert faults(lambda: by_hand(when, flat=flat)) == {}
 
+    def test_masters_that_the_optimizer_holds_leave_no_doubt(self) -> None:
+        evidence = gather(lambda: plain(lambda m: Masters(m.parameters())))
+        assert list(load_checks()["AMP403"].function(evidence)) == []
+
     def test_masters_that_the_model_does_not_follow_are_named(self) -> None:
         assert "does not follow" in faults(lambda: by_hand("never"))["AMP403"].seen
 
@@ -352,6 +357,14 @@ class TestState:
 
         assert faults(lambda: plain(lambda m: Attributes(m.parameters(), torch.float32), low=False)) == {}
         assert set(faults(lambda: plain(lambda m: Attributes(m.parameters(), torch.bfloat16), low=False))) == {"AMP401"}
+
+    def test_state_that_is_sixteen_bit_in_fp32_too_is_meant_to_be(self) -> None:
+        class Fixed(Custom):
+            def count(self, state: dict[str, Any]) -> None:
+                super().count(state)
+                state.setdefault("table", torch.from_numpy(numpy.zeros(4, numpy.float16)))
+
+        assert faults(lambda: plain(lambda m: Fixed(m.parameters()), low=False)) == {}
 
     def test_quantised_state_is_no_fault(self) -> None:
         class Quantised(Custom):
@@ -478,6 +491,24 @@ class TestAverages:
         found = faults(lambda: averaged(update, begin))
         assert (expected in found["AMP405"].seen) if expected else found == {}
 
+    def test_a_parameter_of_one_element_is_not_missed(self) -> None:
+        def make() -> Step:
+            model = nn.Sequential(mlp(), nn.Linear(4, 1))
+            nn.init.zeros_(model[1].bias)
+            average = copy.deepcopy(model).requires_grad_(False)
+            opt, (x, _) = torch.optim.AdamW(model.parameters()), data()
+
+            def step() -> None:
+                opt.zero_grad()
+                (model(x) - 1.0).square().mean().backward()
+                opt.step()
+                with torch.no_grad():
+                    in_place(model, average)
+
+            return step
+
+        assert faults(make) == {}
+
     def test_an_average_of_a_part_of_the_model_is_whole_in_itself(self) -> None:
         class Pair(nn.Module):
             def __init__(self) -> None:
@@ -584,6 +615,22 @@ class Rotary(nn.Module):
 
 
 class TestBuffers:
+    def test_a_buffer_that_is_made_in_half_is_meant_to_be(self) -> None:
+        def make() -> Step:
+            model = Rotary((torch.arange(1, 17) ** -0.5).half())
+            opt, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(8, 16)
+
+            def step() -> None:
+                opt.zero_grad()
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    out = model(x)
+                out.float().square().mean().backward()
+                opt.step()
+
+            return step
+
+        assert faults(make) == {}
+
     @pytest.mark.parametrize(
         ("table", "half", "expected"),
         [
