@@ -107,9 +107,9 @@ class CensusTaker(Probe):
 
     def finish(self) -> Census:
         """What was found; everything of the contract is let go of."""
-        census = self.census
-        if self._recorder is not None:
-            census.unused = [(device, site) for site, device in self._recorder.regions.never_entered().items()]
+        census, recorder = self.census, self._recorder
+        if recorder is not None:
+            census.unused = [(device, site) for site, device in recorder.regions.never_entered().items()]
         census.uses, census.norms = list(self._uses.values()), list(self._norms.values())
         found: dict[str, WeightCasts] = {}
         for count, name, site in self._casts.values():
