@@ -64,7 +64,12 @@ class _Widen(TorchFunctionMode):
             return torch.Tensor.float(args[0])
         if "autocast" in name:
             return func(*args, **(kwargs or {}))
-        args, kwargs = tree_map_only(torch.dtype, _wide, (args, kwargs or {}))
+        kwargs = kwargs or {}
+        # torch's functions take a dtype as an argument of its own; looking into every container would double the cost of small ops
+        if any(type(a) is torch.dtype for a in args):
+            args = tuple(_wide(a) if type(a) is torch.dtype else a for a in args)
+        if any(type(a) is torch.dtype for a in kwargs.values()):
+            kwargs = {k: _wide(a) if type(a) is torch.dtype else a for k, a in kwargs.items()}
         return func(*args, **kwargs)
 
 
@@ -183,7 +188,7 @@ def _force_autocast(patches: PatchSet, dtype: torch.dtype) -> None:
 
 
 def _keep_recurrences(patches: PatchSet) -> None:
-    """cuDNN's recurrences run in half under any autocast region, whatever its dtype: in an FP32 world they are taken out of it."""
+    """Recurrences of cuDNN run in half under any autocast region, whatever its dtype: in an FP32 world they are taken out of it."""
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         original = getattr(torch._VF, name)
 

@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from ampcheck.trace.randomness import is_random
 from ampcheck.trace.recorder import Recorder
@@ -192,7 +191,7 @@ class Rounding(TorchDispatchMode):
     def _matmul(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._inside(args):
             return func(*args, **kwargs)
-        args, kwargs = tree_map(self._input, (args, kwargs))
+        args = tuple([self._input(x) for x in a] if isinstance(a, (list, tuple)) else self._input(a) for a in args)
         return self._first(func, args, kwargs) if "backward" not in func._schema.name else self._all(func, args, kwargs)
 
     def _inside(self, args: Any) -> bool:
