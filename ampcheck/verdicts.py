@@ -151,4 +151,4 @@ def _finding(contract: str, one: Check, policy: str, fault: Fault, level: Level)
 
 def _ordered(findings: list[Finding]) -> list[Finding]:
     """Errors before warnings; within them primary rules (order, then the scaler) by id, the general AMP101 and AMP111 last of the errors."""
-    return sorted(findings, key=lambda f: (f.level != "error", f.id in ("AMP101", "AMP111"), f.id))
+    return sorted(findings, key=lambda f: (f.level != "error", f.id[3] in "69", f.id in ("AMP101", "AMP111"), f.id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampcheck.evidence import Evidence
+from ampcheck.findings import Location
 from ampcheck.trace.events import Event, Trace
 
 
@@ -97,21 +98,59 @@ def alternating_updates(trace: Trace) -> Event | None:
     return first if calls >= 2 or (calls and trace.calls == 1) else None
 
 
+def divisors(window: list[Event]) -> tuple[float, ...]:
+    """What the losses of a window are divided by."""
+    return tuple(round(e.get("divisor", 1.0), 6) for e in window)
+
+
+def uneven(windows: list[list[Event]]) -> list[Event] | None:
+    """The first window inside which the divisor changes, although in others it is the size of the window.
+
+    Each time differently: a second loss with a weight of its own gives the same pattern in every window.
+    """
+    sizes = [divisors(window) for window in windows]
+    right = [d for d in sizes if len(d) >= 2 and set(d) == {len(d)}]
+    mixed = [w for w, d in zip(windows, sizes, strict=True) if len(set(d)) > 1 and all(x == int(x) for x in d)]
+    return mixed[0] if right and len({divisors(w) for w in mixed}) >= 2 else None
+
+
 def carried_over(windows: list[list[Event]]) -> tuple[list[Event], int] | None:
     """A window that took in what an earlier call left over: longer than what its losses are divided by, and over two calls.
 
     Only where the other windows lie within a call each and hold as many micro-batches as their losses are divided by.
     """
-    divisors = {round(e.get("divisor", 1.0), 6) for window in windows for e in window}
-    if len(divisors) != 1 or len({e.site for window in windows for e in window}) != 1:
+    sizes = {d for window in windows for d in divisors(window)}
+    if len(sizes) != 1 or len({e.site for window in windows for e in window}) != 1:
         return None
-    size = divisors.pop()
+    size = sizes.pop()
     within = [window for window in windows if window[0].call == window[-1].call]
     across = [window for window in windows if window[0].call != window[-1].call]
     if size < 2 or len(across) < 2 or not within:
         return None
     if all(len(w) == size for w in within) and all(len(w) > size for w in across):
         return across[0], int(size)
+    return None
+
+
+def thrown_away(trace: Trace) -> tuple[list[Event], Location | None] | None:
+    """A window whose losses are divided by their number, and whose gradients are cleared before each; with the line that clears.
+
+    Not where something has written to the gradients after the last backward: it may have put a sum there.
+    """
+    for optimizer, window in windows(trace):
+        divided = set(divisors(window)) == {len(window)}
+        if (
+            len(window) < 2
+            or not divided
+            or len({e.site for e in window}) != 1
+            or not all(e.get("cleared") for e in window[1:])
+        ):
+            continue
+        uses = trace.of("unscale", "scaler_step", "optimizer_step", optimizer=optimizer)
+        use = next((e for e in uses if e.index > window[-1].index), None)
+        if use is not None and not use.get("touched"):
+            clearing = [e for e in trace.of("zero_grad") if window[0].index < e.index < window[-1].index]
+            return window, (clearing or window)[-1].site
     return None
 
 

@@ -61,7 +61,7 @@ def scale_invariance(evidence: Evidence) -> Iterator[Result]:
     """
     exact = evidence.exact
     diagnosis = diagnose(evidence)
-    if diagnosis is not None:
+    if diagnosis is not None and diagnosis.id != "AMP112":  # a step that the schedule lost is no leak of the scale
         follows = diagnosis.id if diagnosis.id != "AMP101" else None
         yield Fault(diagnosis.seen, diagnosis.location, fix=diagnosis.fix, evidence=diagnosis.evidence, follows=follows)
         return
@@ -130,19 +130,15 @@ def step_outside_scaler(evidence: Evidence) -> Iterator[Result]:
     for planted in overflow.planted if overflow is not None else ():
         assert overflow is not None
         trace = overflow.run.trace
-        for event in trace.of("optimizer_step", optimizer=planted.optimizer):
-            if (
-                event.index > planted.event
-                and planted.moved
-                and event.get("took")
-                and trace.inside(event, "scaler_step") is None
-            ):
-                if event.call == planted.call:
-                    yield Fault(
-                        f"after an overflow in call {event.call + 1}, {reading.name(trace, event)} is stepped outside the scaler and uses gradients that are not finite",
-                        event.site,
-                    )
-                    return
+        for event in trace.of("optimizer_step", call=planted.call, optimizer=planted.optimizer):
+            outside = trace.inside(event, "scaler_step") is None
+            if event.index > planted.event and planted.moved and event.get("took") and outside:
+                yield Fault(
+                    f"after an overflow in call {event.call + 1}, {reading.name(trace, event)} is stepped outside the scaler and uses "
+                    "gradients that are not finite",
+                    event.site,
+                )
+                return
     if not evidence.scaler_in_use():
         yield NotRun(evidence.why_no_scaler())
 
@@ -235,6 +231,7 @@ def accumulation(evidence: Evidence) -> Iterator[Result]:
     Source: PyTorch docs, "Gradient accumulation".
     """
     yield from _from_errors(evidence, "AMP107")
+    yield from _from_divergence(evidence, "AMP107")
     for trace in reading.traces(evidence):
         for event, update in reading.torn(trace):
             seen = f"in call {event.call + 1} the window of {reading.name(trace, event)} goes on over an update() of the scale"
@@ -242,18 +239,13 @@ def accumulation(evidence: Evidence) -> Iterator[Result]:
             return
     trace = evidence.trace
     windows = [window for _, window in reading.windows(trace)]
-    sizes = [tuple(round(e.get("divisor", 1.0), 6) for e in window) for window in windows]
-    # The size of a window is what its losses are divided by in some windows, and in others the divisor changes midway, each time
-    # differently. (A second loss with a weight of its own gives the same pattern in every window.)
-    right = [d for d in sizes if len(d) >= 2 and set(d) == {len(d)}]
-    mixed = [i for i, d in enumerate(sizes) if len(set(d)) > 1 and all(x == int(x) for x in d)]
-    if right and len({sizes[i] for i in mixed}) >= 2:
-        end = windows[mixed[0]][-1]
+    uneven = reading.uneven(windows)
+    if uneven is not None:
+        divisors = [f"{d:g}" for d in reading.divisors(uneven)]
         yield Fault(
-            f"the window that ends in call {end.call + 1} holds {len(sizes[mixed[0]])} micro-batches, whose losses are divided by "
-            f"{', '.join(f'{d:g}' for d in sizes[mixed[0]])}; other windows are divided by their size",
-            end.site,
-            evidence={"divisors": [list(d) for d in sizes]},
+            f"the window that ends in call {uneven[-1].call + 1} holds {len(uneven)} micro-batches, whose losses are divided by "
+            f"{', '.join(divisors)}; other windows are divided by their size",
+            uneven[-1].site,
         )
         return
     carried = reading.carried_over(windows)
@@ -322,6 +314,14 @@ def zero_grad(evidence: Evidence) -> Iterator[Result]:
                     event.site,
                 )
                 return
+    lost = reading.thrown_away(evidence.trace)
+    if lost is not None:
+        window, site = lost
+        yield Fault(
+            f"in call {window[-1].call + 1} gradients are cleared before each of the {len(window)} micro-batches that losses are divided for",
+            site,
+        )
+        return
     if not any(True for _ in evidence.trace.of("optimizer_step", "scaler_step")):
         yield NotRun("no optimizer step was seen")
 
@@ -384,6 +384,7 @@ def schedule_once(evidence: Evidence) -> Iterator[Result]:
 
     Source: PyTorch docs, "How to adjust learning rate".
     """
+    yield from _from_divergence(evidence, "AMP112")
     windows = reading.windows(evidence.trace)
     moved: list[list[Event]] = []
     for optimizer, window in windows:

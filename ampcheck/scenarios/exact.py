@@ -18,6 +18,7 @@ from ampcheck.policy import HELD, Policy, power_of_two
 from ampcheck.scenarios.blame import blame
 from ampcheck.scenarios.custom import ForceScale
 from ampcheck.scenarios.drive import Run
+from ampcheck.scenarios.natural import groups
 from ampcheck.scenarios.spec import Spec
 from ampcheck.scenarios.stages import compare_at
 from ampcheck.trace.differences import Difference, common_factor, wrong_phase
@@ -32,20 +33,26 @@ GROWING_FROM = 2.0**10
 TINY = 2.0**-16
 GROWTH_INTERVAL = 2
 #: Differences up to here are rounding in FP32 (a clip's 1e-6 epsilon, logcumsumexp); true ones begin at 4e-2.
-NEGLIGIBLE = 2.0**-20
+NEGLIGIBLE = 2.0**-16
+#: One factor on all gradients that is so near 1 is the epsilon of a clip by norm, whose norm is small.
+NEARLY_ONE = 2.0**-10
 #: A repeat-to-repeat spread up to here leaves a fault visible, whose effect is at least ten times as large.
 HIDES_NOTHING = 2.0**-8
 
 
 @dataclass(frozen=True)
 class Point:
-    """One optimizer step that was taken: bit digests of the gradients it used and of the parameters after it."""
+    """One optimizer step that was taken: bit digests of the gradients it used and of the parameters after it.
+
+    `settings` are the learning rates, momenta and betas that it was taken with.
+    """
 
     call: int
     optimizer: int
     event: int
     gradient: Digest
     update: Digest | None = None
+    settings: tuple[tuple[float, ...], ...] = ()
 
 
 class DigestProbe(Probe):
@@ -65,7 +72,8 @@ class DigestProbe(Probe):
         else:
             gradient = self._open.pop(event.index, ())
             if event.get("took"):
-                self.points.append(Point(event.call, index, event.index, gradient, digest(parameters)))
+                after, settings = digest(parameters), groups(optimizer)
+                self.points.append(Point(event.call, index, event.index, gradient, after, settings))
 
 
 @dataclass
@@ -81,6 +89,7 @@ class Divergence:
         differences: stage -> what differs there, tensor by tensor.
         site: the line to blame, as far as it can be told; `writer` is the op on it, and `factor` what it multiplied by.
         values: for returned numbers: path -> (at scale 2^0, at the other scale).
+        rates: pairs of learning rates, at scale 2^0 and at the other one, where an optimizer's settings differ.
         divided: whether gradients that are the reference's before the scaler divides them are so at a tiny scale too.
         affine: whether the gradients of the backward are a sum of parts that carry the scale and parts that do not.
     """
@@ -96,6 +105,7 @@ class Divergence:
     factor: float | None = None
     values: dict[str, tuple[float, float]] = field(default_factory=dict)
     message: str = ""
+    rates: list[tuple[float, float]] = field(default_factory=list)
     divided: bool = False
     affine: bool = False
     step_event: Event | None = None
@@ -213,7 +223,8 @@ def first_difference(scenario: str, a: Run, points: Sequence[Point], b: Run, oth
             step = b.trace.events[q.event]
             driver = b.trace.inside(step, "scaler_step")
             scale = _scale_at(b, q.call, None if driver is None else driver.scaler)
-            return Divergence(kind, scenario, p.call, p.optimizer, scale, step_event=step, run=b)
+            rates = [(x[0], y[0]) for x, y in zip(p.settings, q.settings, strict=False) if x != y and x and y]
+            return Divergence(kind, scenario, p.call, p.optimizer, scale, step_event=step, run=b, rates=rates)
     if raised is not None:
         return Divergence(
             "raised", scenario, raised.call, None, _scale_at(b, raised.call), site=raised.site, message=str(raised), run=b
@@ -344,7 +355,9 @@ def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Dive
         found.differences = compare_at(spec, reference_policy(widen), other, calls, ordinal)
         stage = found.differences.get("optimizer" if found.kind == "gradient" else "update", [])
         effect = max((d.relative for d in stage), default=0.0)
-        if effect <= NEGLIGIBLE and found.kind == "gradient":
+        factor = common_factor(stage)
+        small = effect <= NEGLIGIBLE or (factor is not None and abs(factor - 1.0) <= NEARLY_ONE)
+        if small and found.kind == "gradient":
             result.reason = f"equal up to {effect:.0e}, which is rounding in FP32"
             return
         if effect <= 2.0 * result.spread and result.spread <= HIDES_NOTHING:

@@ -16,7 +16,7 @@ from ampcheck.scenarios.averages import interpolates
 from ampcheck.scenarios.drive import Built, Run, Stage
 from ampcheck.scenarios.natural import groups
 from ampcheck.scenarios.spec import Spec
-from ampcheck.trace.digest import Digest, digest, local
+from ampcheck.trace.digest import Digest, digest, local, relative_difference
 from ampcheck.trace.events import Event
 from ampcheck.trace.reach import Reached
 from ampcheck.trace.recorder import Probe, Recorder
@@ -25,6 +25,8 @@ __all__ = ["Overflow", "Planted", "overflow"]
 
 #: Calls after the one with the planted overflow in which the loop may recover.
 RECOVERY_CALLS = 3
+#: What a parameter may differ by, of its norm, and still count as not moved.
+NEGLIGIBLE = 2.0**-20
 #: Elements around the planted one by which its gradient is known again.
 _AROUND = 4096
 
@@ -75,8 +77,16 @@ class Overflow:
 
 @dataclass
 class _Snapshot:
+    """Parameters, in host memory, and digests of them and of the optimizer's state."""
+
+    values: list[torch.Tensor]
     parameters: Digest
     state: Digest
+
+    def parameters_moved(self, other: _Snapshot) -> bool:
+        """Whether a parameter differs by more than rounding (a projection of the weights that is done once more)."""
+        pairs = zip(self.values, other.values, strict=False)
+        return self.parameters != other.parameters and any(relative_difference(b, a)[0] > NEGLIGIBLE for a, b in pairs)
 
 
 class PlantProbe(Probe):
@@ -214,7 +224,8 @@ class PlantProbe(Probe):
         optimizer = recorder.optimizers[index]
         slots = getattr(optimizer, "state", {})
         state = [v for s in slots.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
-        return _Snapshot(digest(recorder.parameters(index)), digest(state))
+        parameters = recorder.parameters(index)
+        return _Snapshot([local(p).to("cpu", copy=True) for p in parameters], digest(parameters), digest(state))
 
     def updated(self, recorder: Recorder, event: Event) -> None:
         if event.get("new_scale") is not None:
@@ -249,7 +260,7 @@ class PlantProbe(Probe):
 
     def _compare(self, recorder: Recorder, index: int, planted: Planted) -> None:
         before, after = self._before.pop(index), self._snapshot(recorder, index)
-        if before.parameters != after.parameters:
+        if before.parameters_moved(after):
             planted.moved.append("parameters")
         if before.state != after.state:
             planted.moved.append("optimizer state")

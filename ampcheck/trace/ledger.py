@@ -140,9 +140,9 @@ class Ledger:
             `grads`: how many parameters have one; `reused`: how many were used by this optimizer already and not
             touched since; `tainted`: how many hold a used gradient that was added to, `tainted_site` where;
             `cleared`: whether gradients were received since the last step and none of them is left;
-            `ages`: for each scaler, how many updates ago the oldest part of a gradient was added.
+            `touched`: how many were written to since the last backward; `ages`: for each scaler, how many updates ago the oldest part of a gradient was added.
         """
-        grads = reused = tainted = received = 0
+        grads = reused = tainted = received = touched = 0
         site: Location | None = None
         left: list[torch.Tensor] = []
         zeroed = True
@@ -155,6 +155,7 @@ class Ledger:
             grads += 1
             left.append(grad)
             zeroed &= id(p) in self.zeroed
+            touched += entry.key is not None and entry.key != _key(grad)
             key = _key(grad)
             if entry.used_by == optimizer and entry.key == key and not entry.fresh and not in_backward:
                 reused += 1
@@ -174,8 +175,14 @@ class Ledger:
             "tainted": tainted,
             "tainted_site": site,
             "cleared": cleared and not in_backward,
+            "touched": touched,
             "ages": ages,
         }
+
+    def touched(self, parameters: Iterable[torch.Tensor]) -> int:
+        """How many gradients were written to, or replaced, since the last backward."""
+        entries = [(self._entries[id(p)], p.grad) for p in parameters if id(p) in self._entries]
+        return sum(grad is not None and entry.key is not None and entry.key != _key(grad) for entry, grad in entries)
 
     def used(self, parameters: Iterable[torch.Tensor], optimizer: int) -> None:
         """An optimizer has used its gradients, or its scaler has thrown them away in a skip."""

@@ -113,6 +113,8 @@ class ScalerWatch:
             implicit=inside,
             enabled=_enabled(scaler),
         ) as event:
+            assert event.optimizer is not None
+            event.data["touched"] = self.recorder.ledger.touched(self.recorder.parameters(event.optimizer))
             for probe in self.recorder.probes:
                 probe.unscale(self.recorder, event, optimizer, True)
             result = original(*args, **kwargs)

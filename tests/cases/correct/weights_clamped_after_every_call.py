@@ -1,0 +1,32 @@
+"""Weights are clamped to a box after every call, as a Wasserstein critic needs.
+
+The trap: weights are written outside the optimizer, on a skip too. Right: a second clamp changes nothing.
+"""
+
+import torch
+from torch import nn
+
+EXPECT = ()
+
+
+def build(device="cpu"):
+    torch.manual_seed(1112)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**10)
+    x, y = torch.randn(8, 8, device=device), torch.randn(8, 8, device=device)
+
+    def step():
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype=torch.float16):
+            out = model(x)
+        loss = nn.functional.mse_loss(out.float(), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.clamp_(-0.2, 0.2)
+        return loss.item()
+
+    return step
