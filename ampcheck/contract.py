@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, overload

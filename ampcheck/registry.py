@@ -20,7 +20,7 @@ from ampcheck.findings import Level, Location
 if TYPE_CHECKING:
     from ampcheck.evidence import Evidence
 
-__all__ = ["CHECKS", "Check", "Fault", "Inconclusive", "Note", "NotRun", "check", "expand", "load_checks", "matches"]
+__all__ = ["CHECKS", "Check", "Fault", "Inconclusive", "NotRun", "Note", "check", "expand", "load_checks", "matches"]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def decide(report: ContractReport, evidence: Evidence, options: Options) -> None
     """Let each check judge, settle which findings only follow from others, and apply xfail, strict and ignore."""
     results: dict[Item, tuple[Check, list[Any], float]] = {}
     for id, one in load_checks().items():
-        for policy in (options.dtypes if one.per_dtype and options.dtypes is not None else ("as-written",)):
+        for policy in options.dtypes if one.per_dtype and options.dtypes is not None else ("as-written",):
             began = time.perf_counter()
             results[id, policy] = (one, _judged(one, replace(evidence, policy=policy)), time.perf_counter() - began)
     faults = {item: found[0] for item, (_, found, _) in results.items() if found and isinstance(found[0], Fault)}
@@ -77,7 +77,9 @@ def _level(one: Check, fault: Fault, options: Options) -> Level:
     return level
 
 
-def _leads(results: dict[Item, tuple[Check, list[Any], float]], faults: dict[Item, Fault], options: Options) -> dict[Item, Item]:
+def _leads(
+    results: dict[Item, tuple[Check, list[Any], float]], faults: dict[Item, Fault], options: Options
+) -> dict[Item, Item]:
     """For each fault that another one explains, the id of that one, followed to its end."""
     leads: dict[Item, Item] = {}
     for item, fault in faults.items():

@@ -178,6 +178,8 @@ def _precision(raised: Raised, text: str, scenario: str) -> Cause:
         return found("AMP307", "parameters or gradients are 16-bit")
     if raised.function is not None and _DTYPES_MEET.search(message):
         name, side = raised.function
+        if side == "recompute":
+            return found("AMP309", "two dtypes meet in a recomputation that the forward went through")
         fix = "give custom_fwd cast_inputs=, or cast the inputs to one dtype by hand"
         if side == "backward":
             fix = "decorate forward with torch.amp.custom_fwd and backward with custom_bwd, or cast the gradient"

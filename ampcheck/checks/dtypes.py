@@ -61,7 +61,7 @@ def layernorm_fp32(evidence: Evidence) -> Iterator[Result]:
                 f"{norm.module} ({norm.kind}) adds eps {norm.epsilon:g}, that of {dtype}, since none was given", norm.site
             )
             return
-    yield from _norms(evidence, [n for n in evidence.census.norms if not _is_batch_norm(n)], "such a norm")
+    yield from _norms(evidence, [n for n in evidence.census.norms if not _is_batch_norm(n)], "other norm")
 
 
 def _is_batch_norm(norm: NormUse) -> bool:

@@ -136,7 +136,7 @@ def _apart(went_on: State, continued: State, same_gradients: bool, evidence: Evi
         )
         return
     if apart and same_gradients:
-        first = sorted(apart)[0]
+        first = min(apart)
         more = f" and {len(apart) - 1} more tensors" if len(apart) > 1 else ""
         yield Fault(f"one step after resuming, with the same gradients, {first}{more} differ from the run that went on", site)
 

@@ -301,7 +301,7 @@ def scaler_present(evidence: Evidence) -> Iterator[Result]:
     if "float16" not in regions:
         yield NotRun("no float16 autocast region was entered")
         return
-    if evidence.declared.get("loss_scale") is not None or any(s.enabled for s in trace.scalers) and evidence.scaler_in_use():
+    if evidence.declared.get("loss_scale") is not None or (any(s.enabled for s in trace.scalers) and evidence.scaler_in_use()):
         return
     half = [e for e in trace.of("backward") if "float16" in e.get("dtypes", ())]
     if not half or not any(e.kind == "optimizer_step" for e in trace.events):
@@ -363,7 +363,7 @@ def scaler_needless(evidence: Evidence) -> Iterator[Result]:
         return
     backwards = [e for e in trace.of("backward") if e.get("accumulates")]
     regions = {dtype for dtypes in trace.autocast.values() for dtype in dtypes}
-    if "float16" not in regions and any("bfloat16" in e.get("dtypes", ()) for e in backwards):
-        if not any("float16" in e.get("dtypes", ()) for e in backwards):
-            used = next(e.scaler for e in trace.of("scale") if e.get("enabled"))
-            yield Fault("an enabled loss scaler is used in a run whose 16-bit dtype is bfloat16", trace.scalers[used or 0].site)
+    dtypes = {dtype for e in backwards for dtype in e.get("dtypes", ())}
+    if "float16" not in regions and dtypes == {"bfloat16"}:
+        used = next(e.scaler for e in trace.of("scale") if e.get("enabled"))
+        yield Fault("an enabled loss scaler is used in a run whose 16-bit dtype is bfloat16", trace.scalers[used or 0].site)

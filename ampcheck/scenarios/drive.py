@@ -250,7 +250,7 @@ def _note_leaks(recorder: Recorder, before: tuple[Any, ...], call: int, step: ob
     after = _autocast_state()
     if after == before:
         return
-    regions = [e for e in recorder.trace.of("autocast", call=call)]
+    regions = list(recorder.trace.of("autocast", call=call))
     site = regions[-1].site if regions else of_callable(step)
     names = ("autocast on the CPU", "autocast on CUDA", "the weight cache", "the nesting depth")
     for what, old, new in zip(names, before, after, strict=True):

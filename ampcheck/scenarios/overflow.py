@@ -6,6 +6,7 @@ that nothing else overflows and the loop's caps and floors are as they are writt
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -317,7 +318,7 @@ class PlantProbe(Probe):
     def _schedules(self) -> None:
         marks, at = self._schedule, self._at
         for index, planted in self.planted.items():
-            changed = [a.get(index) != b.get(index) for a, b in zip(marks, marks[1:], strict=False)]
+            changed = [a.get(index) != b.get(index) for a, b in itertools.pairwise(marks)]
             clean = [c for i, c in enumerate(changed) if i != at]
             planted.schedule = at is not None and at < len(changed) and changed[at] and bool(clean) and all(clean)
 

@@ -74,7 +74,7 @@ class Raised:
         message: its text.
         site: deepest line of user code.
         during: kind of the event it came out of, such as `unscale`, with its `scaler` and `optimizer`.
-        function: the custom autograd Function it came out of, and "forward" or "backward".
+        function: the custom autograd Function it came out of, and "forward" or "backward"; or "" and "recompute".
     """
 
     call: int

@@ -113,7 +113,11 @@ def test_half_compression_of_gradients() -> None:
     "returns",
     [
         lambda loss, scaler: scaler.get_scale(),
-        lambda loss, scaler: {"scale": scaler.get_scale(), "log2": torch.tensor(scaler.get_scale()).log2(), "inverse": 1 / scaler.get_scale()},
+        lambda loss, scaler: {
+            "scale": scaler.get_scale(),
+            "log2": torch.tensor(scaler.get_scale()).log2(),
+            "inverse": 1 / scaler.get_scale(),
+        },
         lambda loss, scaler: (loss.detach(), scaler.get_scale() * 2),
     ],
 )
