@@ -28,8 +28,6 @@ __all__ = ["CensusTaker"]
 
 #: Backward nodes that are linked to their forward op in one call.
 _LINKS = 500_000
-
-
 _CAST = Plan(torch.ops.aten._to_copy.default)
 _CAST.family = "cast"
 
