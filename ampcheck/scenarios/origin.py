@@ -8,6 +8,7 @@ into zeros, or a branch that `where()` does not select, is nothing.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,8 @@ __all__ = ["FlowStage", "Origins", "calls_in_doubt", "overflow_origin"]
 
 #: A loss scale so low that a backward which overflows even there does so at any scale that is of use.
 LOWEST = 2.0**-10
+#: How people and torch say that a number is not finite.
+_NOT_FINITE = re.compile(r"\b(nans?|infs?|infinity|infinite)\b|finite|overflow", re.IGNORECASE)
 
 
 class FlowStage(Stage):
@@ -68,7 +71,7 @@ def calls_in_doubt(run: Run) -> int:
     calls = list(doubtful.values())
     calls += [c for c, numbers in enumerate(trace.returned) if any(not math.isfinite(v) for v in numbers.values())][:1]
     calls += unsettled_skips(trace)[:1]
-    if trace.raised is not None and any(word in trace.raised.message.lower() for word in ("nan", "inf", "finite", "overflow")):
+    if trace.raised is not None and _NOT_FINITE.search(trace.raised.message):
         calls.append(trace.raised.call)
     return max(calls, default=-1) + 1
 

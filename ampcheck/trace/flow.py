@@ -139,15 +139,21 @@ class FlowMode(TorchDispatchMode):
         return False  # nothing is compiled while a contract is judged, and the guard against it costs as much as the op
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except Exception as error:
+            if self.recorder.engine_depth and place(True, torch.is_grad_enabled()).phase == "recompute":
+                self.recorder.failed[str(error)] = ("", "recompute")
+            raise
         op = self._ops.get(func) or self._ops.setdefault(func, _Op(func))
+        if op.view:
+            return result
         in_engine, records = self.recorder.engine_depth > 0, torch.is_grad_enabled()
-        if op.kind == "matmul" or (
-            not op.view and (called_from_python() if in_engine else not records and not self._stepping())
-        ):
+        python = in_engine and called_from_python()
+        if op.kind == "matmul" or python or not (in_engine or records or self._stepping()):
             self._note(op, args, result, in_engine, records)
-        if not op.view and (records or not in_engine):
-            self._add_up(op.name, result, in_engine)
+        if records or python or not in_engine:
+            self._add_up(op.name, result, in_engine, records)
         return result
 
     def _stepping(self) -> bool:
@@ -199,7 +205,7 @@ class FlowMode(TorchDispatchMode):
 
     # -- finite or not ----------------------------------------------------------------------------------------------
 
-    def _add_up(self, name: str, result: Any, in_engine: bool) -> None:
+    def _add_up(self, name: str, result: Any, in_engine: bool, records: bool) -> None:
         phase = ""
         for t in floats_of(result):
             if t.dtype not in LOW or not t.numel():
@@ -207,7 +213,7 @@ class FlowMode(TorchDispatchMode):
             if not phase:
                 if name.startswith(("empty", "new_empty")) or t.device.type == "meta":
                     return
-                phase = place(True, not self.recorder.create_graph).phase if in_engine else "forward"
+                phase = place(True, records and not self.recorder.create_graph).phase if in_engine else "forward"
                 if phase == "backward":
                     return
             self._sums.setdefault(t.device, []).append(t.sum(dtype=torch.float32))

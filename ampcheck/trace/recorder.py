@@ -83,6 +83,7 @@ class Recorder:
         self._wrappers: list[tuple[Any, int]] = []
         self.engine_depth = 0
         self.create_graph = False
+        self.failed: dict[str, tuple[str, str]] = {}  # what an op said -> where it was, for autograd drops the traceback
         self._thread = threading.get_ident()
 
     # -- identities -------------------------------------------------------------------------------------------------
@@ -146,7 +147,16 @@ class Recorder:
     def raised(self, error: BaseException, site: Any) -> Raised:
         """Describe an exception that came out of the contract."""
         during, scaler, optimizer = getattr(error, "__ampcheck_during__", (None, None, None))
-        return Raised(self.call, type(error).__name__, str(error), site, during, scaler, optimizer, function_of(error))
+        return Raised(
+            self.call,
+            type(error).__name__,
+            str(error),
+            site,
+            during,
+            scaler,
+            optimizer,
+            function_of(error) or self.failed.get(str(error)),
+        )
 
     def backward_site(self) -> Location | None:
         """The line of the backward that is running; on a GPU autograd's own thread has no frame of the user's."""

@@ -31,6 +31,8 @@ _DIFFERENT = 2.0**-5
 _SWEEP = 256
 #: Ops that only ask whether a value is finite: `isinf(x)` is `abs(x) == inf`.
 _PREDICATES = frozenset({"eq", "ne", "isnan", "isinf", "isposinf", "isneginf", "isfinite"})
+#: Ops that read no number of their input, only its shape and dtype.
+_SHAPE_ONLY = frozenset({"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"})
 _UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 #: Ops that write to running statistics without saying so in their schema.
 _WRITES_STATISTICS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index"})
@@ -171,6 +173,8 @@ class ShadowMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if op_name(func) in _SHAPE_ONLY:
+            return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         tensors = [t for t in leaves if _plain(t)]
         relevant = any(d in LOW for d in leaves if isinstance(d, torch.dtype)) or any(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -265,6 +266,30 @@ def test_a_mean_of_compressed_gradients_is_silent() -> None:
     assert not judged(compressed(divide_first=True), precision_flow.overflow_origin)
 
 
+def test_a_hook_that_ends_the_range_is_named() -> None:
+    def build() -> Step:
+        model = nn.Linear(4, 3)
+
+        def compress(p: Tensor) -> None:
+            p.grad.copy_(p.grad.half() * 64 / 64)
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(compress)
+        return loop(model, torch.rand(6, 4) + 1.0, scale=2.0**12, loss_of=lambda out: (out.float() - 4.0).square().mean())
+
+    (fault,) = judged(build, precision_flow.overflow_origin)
+    assert "on gradients" in fault.seen
+
+
+def test_a_loss_that_half_cannot_hold_is_named() -> None:
+    def build() -> Step:
+        loss_of = lambda out: (out.half() - 20.0).square().sum()  # noqa: E731
+        return loop(nn.Linear(4, 300), torch.randn(60, 4), loss_of=loss_of, lr=1e-9)
+
+    (fault,) = judged(build, precision_flow.overflow_origin)
+    assert "reaches the loss" in fault.seen
+
+
 def test_a_norm_that_ends_the_iteration_is_silent() -> None:
     """The first scale overflows in the backward; the clip meets inf, and the iteration is left."""
 
@@ -509,6 +534,21 @@ def test_a_recomputation_that_overflows_follows() -> None:
 
     (fault,) = judged(build, precision_flow.overflow_origin)
     assert "recomputes" in fault.seen
+
+
+def test_a_recomputation_that_raises_under_another_region_is_this_rule() -> None:
+    class Elsewhere(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.block = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            regions = lambda: (contextlib.nullcontext(), torch.autocast("cpu", enabled=False))  # noqa: E731
+            how = {"use_reentrant": False, "context_fn": regions, "determinism_check": "none"}
+            return checkpoint(self.block, self.stem(x), **how)
+
+    (fault,) = judged(lambda: loop(Elsewhere(), torch.randn(6, 4)), precision_flow.checkpoint_recompute)
+    assert "two dtypes meet" in fault.seen
 
 
 def test_a_checkpoint_that_a_cast_cache_disturbs_is_this_rule() -> None:
