@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -362,7 +362,7 @@ class TestState:
         class Fixed(Custom):
             def count(self, state: dict[str, Any]) -> None:
                 super().count(state)
-                state.setdefault("table", torch.from_numpy(numpy.zeros(4, numpy.float16)))
+                state.setdefault("table", torch.from_numpy(np.zeros(4, np.float16)))
 
         assert faults(lambda: plain(lambda m: Fixed(m.parameters()), low=False)) == {}
 

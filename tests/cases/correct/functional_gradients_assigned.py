@@ -18,10 +18,12 @@ def build(device="cpu"):
 
     def step():
         parameters = {name: p.detach() for name, p in model.named_parameters()}
+
         def objective(p):
             with torch.autocast(device, dtype=torch.float16):
                 out = torch.func.functional_call(model, p, (x,))
             return scaler.scale(nn.functional.mse_loss(out.float(), y))
+
         grads = torch.func.grad(objective)(parameters)
         for name, p in model.named_parameters():
             p.grad = grads[name].detach()
