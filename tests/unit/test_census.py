@@ -690,6 +690,15 @@ def test_a_disabled_region_around_everything_only_chooses_the_device() -> None:
     silent(lambda: training(net(), region=both), "AMP306")
 
 
+def test_a_region_at_float32_switches_itself_off_and_is_no_fault() -> None:
+    def region() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.autocast("cpu", dtype=torch.float32)
+
+    silent(lambda: training(net(), region=region), "AMP306")
+
+
 @pytest.mark.parametrize("entered", [True, False])
 def test_a_region_that_is_never_entered(entered: bool) -> None:
     def region() -> Any:
