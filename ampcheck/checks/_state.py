@@ -55,7 +55,7 @@ def unkept(found: Precision) -> Iterator[tuple[int, OptimizerState, list[Held]] 
 def lost_share(found: Precision, index: int) -> str:
     """A sentence on the updates that vanished, if they were measured."""
     lost = found.lost.get(index)
-    if lost is None or not lost.elements:
+    if lost is None or lost.share < 0.01:
         return ""
     return f"; {lost.share:.0%} of the updates of its first step change no bit of the weight"
 

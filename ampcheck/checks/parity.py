@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ampcheck.evidence import Evidence
-from ampcheck.registry import Fault, Inconclusive, NotRun, Result, check
+from ampcheck.registry import Fault, Inconclusive, Note, NotRun, Result, check
 from ampcheck.trace.deviations import Judgement, Parity, Quantity, judge, losses, series
 
 #: What explains a deviation better than its size does.
@@ -164,7 +165,23 @@ def tensor_gradient_parity(evidence: Evidence) -> Iterator[Result]:
 
     Source: as for AMP502.
     """
-    yield from _judge(evidence, "tensor", "the gradient of")
+    found = list(_judge(evidence, "tensor", "the gradient of"))
+    yield from found or _kernels(evidence)
+
+
+def _kernels(evidence: Evidence) -> Iterator[Result]:
+    """What a kernel, not the code, does to a gradient that is therefore left out."""
+    parity = _measured(evidence)
+    if isinstance(parity, str) or not parity.left_out:
+        return
+    judged = [judge(one, parity.unit_roundoff) for one in series(replace(parity, left_out={}), "tensor")]
+    lost = [j for j in judged if j.series.label in parity.left_out and j.state in ("excess", "once")]
+    if lost:
+        worst = max(lost, key=lambda j: j.deviation)
+        why = parity.left_out[worst.series.label]
+        yield Note(
+            f"left out, as {why}: {worst.series.label} and {len(lost) - 1} more; it deviates by {worst.deviation:.1e} of its norm"
+        )
 
 
 @check(

@@ -184,7 +184,7 @@ class _Measurement:
         for factor in factors:
             self.scales = used = {i: s * factor for i, s in scales.items()}
             kernels = LossyKernels()
-            pupil = Pupil(self.lessons, used, lambda built, kernels=kernels: kernels.watch(built))  # type: ignore[misc]
+            pupil = Pupil(self.lessons, used, kernels.watch)
             run = self.spec.run("parity", self._in_16_bits(), calls=calls, probes=[pupil], stage=pupil)
             if pupil.deviations:
                 break

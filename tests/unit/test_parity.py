@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import ampcheck
 from ampcheck.evidence import Evidence
-from ampcheck.registry import Fault, Inconclusive, NotRun, load_checks
+from ampcheck.registry import Fault, Inconclusive, Note, NotRun, load_checks
 from ampcheck.scenarios.natural import natural
 from ampcheck.scenarios.parity import parity
 from ampcheck.scenarios.spec import Spec
@@ -279,3 +279,31 @@ def test_a_batch_that_cannot_judge_is_inconclusive() -> None:
     result = verdicts(measured(build)[0])["AMP502"]
     assert isinstance(result, Inconclusive)
     assert "larger batch" in result.reason
+
+
+def test_what_a_kernel_loses_by_itself_is_noted_and_fails_nobody() -> None:
+    """On the CPU the backward of layer_norm sums the gradients of its parameters in 16 bits."""
+
+    def build() -> Step:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4))
+        optim = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        x, y = torch.randn(8192, 16), torch.randint(0, 4, (8192,))
+
+        def step() -> Any:
+            optim.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = F.cross_entropy(model(x).float(), y)
+            scaler.scale(loss).backward()
+            scaler.step(optim)
+            scaler.update()
+
+        return step
+
+    evidence, _ = measured(build)
+    assert faults(evidence) == []
+    result = verdicts(evidence)["AMP503"]
+    assert isinstance(result, Note)
+    assert "layer_norm" in result.reason
+    assert "1.bias" in result.reason or "1.weight" in result.reason
