@@ -95,7 +95,7 @@ def checkpoint_recompute(evidence: Evidence) -> Iterator[Result]:
     "AMP310", "overflow-origin",
     expected="no op turns finite values into inf or NaN in 16 bits where FP32 stays finite",
     fix="run this op in FP32, bring its input into range before it, or use an epsilon that 16 bits can hold",
-    follows=("AMP308", "AMP309", "AMP404"),
+    follows=("AMP304", "AMP308", "AMP309", "AMP404"),
 )  # fmt: skip
 def overflow_origin(evidence: Evidence) -> Iterator[Result]:
     """The first op that turns finite values into inf or NaN in 16 bits where the same computation in FP32 is finite.

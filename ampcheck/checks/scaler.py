@@ -167,6 +167,7 @@ def growth(evidence: Evidence) -> Iterator[Result]:
         "AMP101",
         "AMP201",
         "AMP202",
+        "AMP206",
         "AMP207",
         "AMP208",
         "AMP111",

@@ -357,14 +357,18 @@ def _set_scale(built: Built, scaler: Any, custom: bool, scale: float) -> None:
 
 
 def _statistics(built: Built) -> Iterator[tuple[str, torch.Tensor]]:
-    """Running statistics of norms, by name."""
+    """Running statistics of the norms that are trained, by name; those of an averaged copy follow them, and are AMP405's."""
     seen: set[int] = set()
+    trained = {id(p) for index in range(len(built.recorder.optimizers)) for p in built.recorder.parameters(index)}
     roots = built.reach().modules
     for path, root in roots.items():
         for name, module in root.named_modules():
             if id(module) in seen:
                 continue
             seen.add(id(module))
+            own = list(module.parameters(recurse=False)) or list(root.parameters())
+            if not any(id(p) in trained for p in own):
+                continue
             for slot in ("running_mean", "running_var"):
                 buffer = getattr(module, slot, None)
                 if isinstance(buffer, torch.Tensor) and buffer.is_floating_point():

@@ -6,10 +6,9 @@ import json
 
 #: What CUDA makes of a fork tells whether it was started before.
 SPY = """
-import atexit, json, os
+import atexit, json, os, torch
 
 def tell():
-    import torch
     child = os.fork()
     if child == 0:
         try:
@@ -28,6 +27,6 @@ atexit.register(tell)
 def test_collection_chooses_the_gpu_and_does_not_start_it(pytester):
     pytester.makeconftest(SPY)
     pytester.makepyfile("import ampcheck\n\n@ampcheck.contract\ndef resnet(amp_device):\n    pass\n")
-    result = pytester.runpytest_subprocess("--ampcheck", "--collect-only", "-q", "-p", "no:xdist")
+    result = pytester.runpytest_subprocess("-p", "ampcheck.plugin", "--ampcheck", "--collect-only", "-q", "-p", "no:xdist")
     assert any("resnet[cuda-AMP102-" in line for line in result.outlines)
     assert json.loads((pytester.path / "cuda.json").read_text()) == {"initialized": False, "child": 0}

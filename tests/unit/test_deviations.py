@@ -123,3 +123,14 @@ def test_numbers_that_rounding_does_not_move_or_that_come_from_gradients_are_lef
     found = parity(numbers=numbers, not_numbers={"norm"})
     assert states(found, "number") == {"loss": "excess"}
     assert set(headroom(found)) == {"number"}
+
+
+def test_a_flip_is_not_in_every_repeat_and_a_fault_is() -> None:
+    def repeated(*errors: float) -> Parity:
+        steps = [step(unit, [0.0] * 3, [1e-3, 1e-3, 1e-6]) for unit in (0, 1)]
+        for s in steps:
+            s.runs[JUDGED] = [Deviation([error, 0.0, 0.0], [0.0] * 3, [0.0] * 3) for error in errors]
+        return parity(*steps)
+
+    assert states(repeated(0.5, 0.5, 0.5), "gradient") == {"": "excess"}
+    assert states(repeated(0.5, 1e-3, 0.5), "gradient") == {"": "within"}

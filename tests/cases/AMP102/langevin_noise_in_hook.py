@@ -17,12 +17,17 @@ def build(broken, device="cpu"):
     scaler = torch.amp.GradScaler(device, init_scale=2.0**12)
     x, y = torch.randn(14, 8, device=device), torch.randn(14, 2, device=device)
 
-    def noisy(grad):
-        size = 0.01 if broken else 0.01 * scaler.get_scale()
-        return grad + size * torch.randn_like(grad)
+    def noisy(seed):
+        source = torch.Generator(device).manual_seed(seed)  # one each: the order in which gradients arrive is autograd's own
 
-    for p in model.parameters():
-        p.register_hook(noisy)
+        def add(grad):
+            size = 0.01 if broken else 0.01 * scaler.get_scale()
+            return grad + size * torch.randn(grad.shape, generator=source, device=device)
+
+        return add
+
+    for i, p in enumerate(model.parameters()):
+        p.register_hook(noisy(i))
 
     def step():
         optimizer.zero_grad()
