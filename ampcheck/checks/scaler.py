@@ -157,6 +157,7 @@ def growth(evidence: Evidence) -> Iterator[Result]:
     expected="after overflows the loop reaches a step that is taken",
     fix="let an overflow pass: no raise on a non-finite norm, no floor above the working range, clear the gradients of a skipped step",
     follows=(
+        "AMP206",
         "AMP310",
         "AMP105",
         "AMP106",

@@ -102,6 +102,7 @@ class _ShadowProbe(Probe):
     def __init__(self, backward: bool = False) -> None:
         self.mode: ShadowMode | None = None
         self.backward = backward
+        self._excused: set[int] = set()
 
     def backward_starts(self, recorder: Recorder) -> None:
         self.leaves("it reaches the loss or a tensor that the step keeps")
@@ -109,9 +110,16 @@ class _ShadowProbe(Probe):
     def backward_done(self, recorder: Recorder, event: Event) -> None:
         if self.mode is not None:
             self.mode.mark_gradients()
+            for index in event.get("optimizers", ()):
+                self._excuse(recorder, index)
+
+    def unscale(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
+        if entering:
+            self._excuse(recorder, event.optimizer)
 
     def scaler_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         if entering:
+            self._excuse(recorder, event.optimizer)
             self._gradients(recorder, event.optimizer)
 
     def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
@@ -124,14 +132,22 @@ class _ShadowProbe(Probe):
                 if origin.phase in ("forward", "recompute"):
                     origin.effect = origin.effect or effect
 
+    def _excuse(self, recorder: Recorder, index: int | None) -> None:
+        """Gradients that do not fit into 16 bits at this loss scale: it is still too high, and will fall."""
+        for p in () if self.mode is None or index is None else recorder.parameters(index):
+            origin, fits = (None, True) if p.grad is None or self.mode is None else self.mode.in_tensor(p.grad)
+            if origin is not None and origin.scale is not None and not fits:
+                self._excused.add(id(origin))
+
     def _gradients(self, recorder: Recorder, index: int | None) -> None:
         if self.mode is None or index is None:
             return
         for p in recorder.parameters(index):
-            origin, fits = (None, False) if p.grad is None else self.mode.in_tensor(p.grad)
+            origin = None if p.grad is None else self.mode.in_tensor(p.grad)[0]
             if origin is None or origin.effect:
                 continue
-            if origin.phase in ("forward", "recompute") or (origin.phase == "gradients" and fits):
+            judged = origin.phase == "gradients" and id(origin) not in self._excused
+            if judged or origin.phase in ("forward", "recompute"):
                 origin.effect = "it reaches a gradient that the optimizer uses"
             elif origin.phase == "backward" and self.backward and (origin.scale is None or origin.scale <= LOWEST):
                 at = "" if origin.scale is None else f", even at a loss scale of 2^{math.log2(origin.scale):g}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import ampcheck
 from ampcheck import registry
 from ampcheck.config import merge
 from ampcheck.findings import ContractReport, Cost, Finding, Location, Verdict
@@ -75,5 +76,6 @@ def pytest_configure(config):
     runner.judge, runner.environment = judge, environment
     patch = pytest.MonkeyPatch()
     patch.setitem(sys.modules, "ampcheck.runner", runner)
+    patch.setattr(ampcheck, "runner", runner, raising=False)  # the real one may have been imported in this process
     patch.setattr(registry, "load_checks", lambda: CATALOGUE)
     config.add_cleanup(patch.undo)

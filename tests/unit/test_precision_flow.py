@@ -281,6 +281,24 @@ def test_a_hook_that_ends_the_range_is_named() -> None:
     assert "on gradients" in fault.seen
 
 
+def test_a_compression_that_overflows_while_the_scale_settles_is_silent() -> None:
+    """The gradient itself does not fit at this scale: the step is skipped, the scale falls, and it does."""
+
+    def build() -> Step:
+        model = nn.Linear(4, 3)
+
+        def compress(p: Tensor) -> None:
+            p.grad.copy_(p.grad.half())
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(compress)
+        return loop(model, torch.rand(6, 4) + 1.0, dtype=torch.bfloat16, scale=2.0**18)
+
+    spec = Spec(build, "step")
+    assert calls_in_doubt(natural(spec))
+    assert not judged(build, precision_flow.overflow_origin)
+
+
 def test_a_loss_that_half_cannot_hold_is_named() -> None:
     def build() -> Step:
         loss_of = lambda out: (out.half() - 20.0).square().sum()  # noqa: E731
