@@ -1,0 +1,60 @@
+"""Every format of a report, each made of the one JSON document."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ampcheck.errors import UsageError
+from ampcheck.report.files import put
+
+__all__ = ["FORMATS", "render", "write_all"]
+
+#: Format -> the module that writes it (imported only when it is asked for), and its name in messages.
+FORMATS = {
+    "json": ("ampcheck.report.json", "JSON"),
+    "markdown": ("ampcheck.report.markdown", "Markdown"),
+    "sarif": ("ampcheck.report.sarif", "SARIF"),
+    "junit": ("ampcheck.report.junit", "JUnit"),
+    "html": ("ampcheck.report.html", "HTML"),
+}
+
+
+def render(document: Mapping[str, Any], format: str, prefix: str = "") -> str:
+    """The report in one format.
+
+    Args:
+        document: as `ampcheck.report.json.document` makes it.
+        format: a key of `FORMATS`.
+        prefix: the folder of pytest's rootdir seen from the root of the repository, for formats whose places a code host
+            resolves (SARIF).
+
+    Returns:
+        The text of the file.
+    """
+    module = importlib.import_module(FORMATS[format][0])
+    writer: Callable[..., str] = module.render
+    return writer(document, prefix) if format == "sarif" else writer(document)
+
+
+def write_all(document: Mapping[str, Any], targets: Mapping[str, Path], prefix: str = "") -> None:
+    """Write the report in several formats. Each file is there whole or not at all, and one that fails does not keep the others.
+
+    Args:
+        document: as `ampcheck.report.json.document` makes it.
+        targets: format (a key of `FORMATS`) -> where it goes; folders are made.
+        prefix: as for `render`.
+
+    Raises:
+        UsageError: names each file that could not be written, and why.
+    """
+    problems = []
+    for format in sorted(targets, key=list(FORMATS).index):
+        try:
+            put(targets[format], render(document, format, prefix))
+        except OSError as error:
+            problems.append(f"the {FORMATS[format][1]} report cannot be written: {error}")
+    if problems:
+        raise UsageError("; ".join(problems))
