@@ -48,7 +48,7 @@ def _judge(evidence: Evidence, quantity: Quantity, what: str, fix: str = "") -> 
         return
     judged = [judge(one, parity.unit_roundoff) for one in series(parity, quantity)]
     if not judged:
-        yield NotRun(f"there is no {what} to compare")
+        yield NotRun(f"no {what or quantity} to compare")
         return
     worst = max(judged, key=lambda j: (j.state == "excess", j.state == "once", j.headroom))
     if worst.state == "excess":

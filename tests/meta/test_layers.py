@@ -34,7 +34,7 @@ LAYERS = [
     {"runner"},
     {"report"},
     {"session"},
-    {"plugin", "cli"},
+    {"plugin", "cli", "nox"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -51,6 +51,7 @@ TORCH_FREE = [
     "checks",
     "report",
     "cli",
+    "nox",
     "plugin",
     "scaler_model",
 ]
