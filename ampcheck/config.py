@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ampcheck.contract import Options
 
-__all__ = ["Settings", "add_options", "merge", "settings_of", "wanted"]
+__all__ = ["Settings", "add_options", "merge", "plain", "settings_of", "wanted"]
 
 #: 16-bit dtypes that a contract can be judged in, under every name that is understood.
 DTYPES = {"float16": "float16", "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
@@ -159,6 +159,13 @@ def merge(options: Options, settings: Settings) -> Options:
         strict=True if strict is True or strict_asked is True else tuple(dict.fromkeys([*strict, *strict_asked])),
         timeout=settings.timeout if options.timeout is None else options.timeout,
     )
+
+
+def plain(options: Options) -> dict[str, Any]:
+    """What decides how a contract is judged, as JSON data: the merged options of `merge`, less devices and timeout."""
+    listed = {name: getattr(options, name) for name in ("ignore", "select", "dtypes", "strict")}
+    found: dict[str, Any] = {k: sorted(v) if isinstance(v, tuple) else v for k, v in listed.items()}
+    return {**found, "xfail": dict(sorted(options.xfail.items()))}
 
 
 def _narrow(own: tuple[str, ...] | None, asked: tuple[str, ...] | None) -> tuple[str, ...] | None:

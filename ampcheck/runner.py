@@ -14,6 +14,7 @@ from ampcheck.contract import Options, Training
 from ampcheck.errors import ContractError, ScenarioTimeout, UsageError
 from ampcheck.evidence import Evidence
 from ampcheck.findings import ContractReport, Location, Report
+from ampcheck.profile import profile
 from ampcheck.trace.deviations import headroom
 from ampcheck.trace.events import Trace
 from ampcheck.verdicts import decide
@@ -116,6 +117,8 @@ def judge(
     if evidence.precision is not None:
         report.facts["optimizer state"] = table(evidence.precision)
     report.facts["headroom"] = {policy: headroom(one) for policy, one in evidence.parity.items()}
+    report.facts["settings"] = config.plain(merged)
+    report.facts["profile"] = _profile(report, evidence)
     decide(report, evidence, merged)
     return report
 
@@ -282,6 +285,14 @@ def _declaring(make_step: Callable[[], object], name: str, declared: dict[str, A
 
     build.__wrapped__ = make_step  # type: ignore[attr-defined]
     return build
+
+
+def _profile(report: ContractReport, evidence: Evidence) -> dict[str, Any]:
+    try:
+        return profile(evidence)
+    except Exception as error:  # it is there to be looked at; no verdict waits for it
+        report.facts["notes"].append(f"an error of ampcheck's own, please report it: {type(error).__name__}: {error}")
+        return {}
 
 
 def _site_of(make_step: Any) -> Location | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ampcheck.findings import SCHEMA_VERSION, ContractReport, Finding, Report
+from ampcheck.report.contracts import contract_entry
+from ampcheck.report.files import put
 from ampcheck.report.plain import plain
 from ampcheck.report.state import state_rows
 from ampcheck.report.text import relative
 
-__all__ = ["document", "write"]
+__all__ = ["document", "render", "write"]
 
 
 def document(report: Report, root: Path) -> dict[str, Any]:
@@ -22,8 +25,8 @@ def document(report: Report, root: Path) -> dict[str, Any]:
         root: the directory that the paths in it are made relative to (pytest's rootdir).
 
     Returns:
-        `version`, `environment`, `findings` (those of a contract primary first, then by id), `items`, `costs` and
-        `optimizer_state` (bytes by slot);
+        `version`, `environment`, `findings` (those of a contract primary first, then by id), `items`, `costs`,
+        `optimizer_state` (bytes by slot) and `contracts` (settings, parity headroom and `ampcheck.profile.profile`);
         entries carry the device beside the contract, since one contract may be judged on several.
     """
     contracts = report.contracts
@@ -31,19 +34,21 @@ def document(report: Report, root: Path) -> dict[str, Any]:
         "version": SCHEMA_VERSION,
         "environment": plain(report.environment),
         "findings": [_finding(finding, contract, root) for contract in contracts for finding in contract.findings],
-        "items": [{**plain(v.to_json()), "device": c.device} for c in contracts for v in c.verdicts],
+        "items": [{**plain(v.to_json()), "slug": v.slug, "device": c.device} for c in contracts for v in c.verdicts],
         "costs": [{"contract": c.contract, "device": c.device, **cost.to_json()} for c in contracts for cost in c.costs],
         "optimizer_state": [{"contract": c.contract, "device": c.device, **plain(r)} for c in contracts for r in state_rows(c)],
+        "contracts": [contract_entry(c, root) for c in contracts],
     }
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The document as text; one that was read from a file comes out as it was."""
+    return json.dumps(plain(document), indent=1, allow_nan=False) + "\n"
 
 
 def write(report: Report, path: Path, root: Path) -> None:
     """Write `document` to a file, whose folder is made; the file is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document(report, root), indent=1, allow_nan=False)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(path)
+    put(path, render(document(report, root)))
 
 
 def _finding(finding: Finding, contract: ContractReport, root: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The census of ops of the natural run, as a stage and a probe of it."""
+"""The census of ops of the natural run, and its outline, each as a stage and a probe of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from ampcheck.scenarios.drive import Built, Stage
 from ampcheck.trace.census import CensusTaker
 from ampcheck.trace.ops import Census
+from ampcheck.trace.outline import OutlineTaker
 
-__all__ = ["CensusStage"]
+__all__ = ["CensusStage", "OutlineStage"]
 
 
 class CensusStage(Stage):
@@ -28,3 +29,17 @@ class CensusStage(Stage):
 
     def finished(self, built: Built) -> None:
         self.census = self.probe.finish()
+
+
+class OutlineStage(Stage):
+    """Takes the outline of each call; `probe` goes to the recorder and holds it."""
+
+    def __init__(self) -> None:
+        self.probe = OutlineTaker()
+
+    def built(self, built: Built) -> None:
+        self.probe.built(built.reach().modules)
+
+    def call(self, built: Built, step: Callable[[], object]) -> object:
+        with self.probe.watch():
+            return step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ampcheck.policy import Policy
-from ampcheck.scenarios.census import CensusStage
+from ampcheck.scenarios.census import CensusStage, OutlineStage
 from ampcheck.scenarios.drive import Built, Run, Stage, Together
 from ampcheck.scenarios.origin import FlowStage
 from ampcheck.scenarios.precision import PrecisionProbe
@@ -62,12 +62,13 @@ def _unwatched(spec: Spec) -> Run:
 
 
 def _watched(spec: Spec) -> Run:
-    flow, census = FlowStage(), CensusStage()
+    flow, census, outline = FlowStage(), CensusStage(), OutlineStage()
     with watch_casts() as sites:
         state = PrecisionProbe(sites)
-        stage, probes = Together(census, flow, state), [ScheduleProbe(), census.probe, state]
+        stage, probes = Together(census, flow, state, outline), [ScheduleProbe(), census.probe, state, outline.probe]
         run = spec.run("natural", Policy(), calls=None, probes=probes, inspect_graph=True, stage=stage)
     run.notes["flow"], run.notes["precision"], run.notes["census"] = flow.flow, state.result, census.census
+    run.notes["outline"] = outline.probe.outline
     return run
 
 

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampcheck.findings import Location
 from ampcheck.trace.place import Place, called_from_python, place
 from ampcheck.trace.recorder import Recorder
+from ampcheck.trace.sources import user_site
 
-__all__ = ["MATMULS", "Flow", "FlowMode", "FunctionUse", "Recomputed", "Suspect", "op_name"]
+__all__ = ["MATMULS", "Flow", "FlowMode", "FunctionUse", "Recomputed", "Suspect", "Write", "op_name"]
 
 LOW = (torch.float16, torch.bfloat16)
 #: Matmul-class ops: what autocast casts for, on every device.
@@ -80,6 +81,15 @@ class Suspect:
     phase: str
 
 
+@dataclass(frozen=True)
+class Write:
+    """The first op, since event number `after - 1`, that wrote to a gradient outside autograd, the scaler and the optimizer."""
+
+    after: int
+    op: str
+    site: Location | None
+
+
 @dataclass
 class Flow:
     """What the mode found."""
@@ -88,6 +98,7 @@ class Flow:
     recomputed: list[Recomputed] = field(default_factory=list)
     recompute_ops: int = 0
     suspects: list[Suspect] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
 
 
 def op_name(func: Any) -> str:
@@ -98,13 +109,14 @@ def op_name(func: Any) -> str:
 class _Op:
     """What matters of an op, read from its schema once: its class, and whether it makes new numbers."""
 
-    __slots__ = ("computes", "kind", "name", "view")
+    __slots__ = ("computes", "kind", "name", "view", "writes")
 
     def __init__(self, func: Any) -> None:
         self.name = op_name(func)
         self.kind = "matmul" if self.name in MATMULS else "reduction" if self.name in REDUCTIONS else ""
         returned = [r.alias_info for r in func._schema.returns]
         self.view = any(a is not None and not a.is_write for a in returned)
+        self.writes = bool(func._schema.is_mutable)
         self.computes = not self.view and self.name not in ("_to_copy", "copy_", "clone")
 
 
@@ -154,7 +166,18 @@ class FlowMode(TorchDispatchMode):
             self._note(op, args, result, in_engine, records)
         if records or python or not in_engine:
             self._add_up(op.name, result, in_engine, records)
+        if op.writes and not in_engine:
+            self._wrote(op.name, args)
         return result
+
+    def _wrote(self, name: str, args: Any) -> None:
+        """An op outside autograd wrote in place: to a gradient?"""
+        ledger, after = self.recorder.ledger, len(self.recorder.trace.events)
+        tensors = floats_of(args[:1])
+        if not tensors or tensors[0].requires_grad or name in ("zero_", "_foreach_zero_") or self._stepping():
+            return
+        if (not self.flow.writes or self.flow.writes[-1].after != after) and ledger.holds(tensors[0].data_ptr()):
+            self.flow.writes.append(Write(after, name, user_site(3)))
 
     def _stepping(self) -> bool:
         trace = self.recorder.trace

@@ -70,6 +70,8 @@ class Ledger:
         self.generation: dict[int, int] = {}
         #: Parameters that a `zero_grad` was called for since the last backward: zeros there were put, not computed.
         self.zeroed: set[int] = set()
+        #: Gradients as an `unscale_` left them.
+        self._unscaled: dict[int, tuple[int, int]] = {}
 
     def watch(self, optimizer: Any) -> list[torch.Tensor]:
         """The parameters of an optimizer as they are now, each with an entry."""
@@ -127,6 +129,7 @@ class Ledger:
                 entry.generations = dict(self.generation)
             entry.fresh = True
             entry.key = key
+            self._unscaled.pop(id_, None)
             added.append(p)
         if not all_zero([p.grad for p in added if p.grad is not None]):
             for p in added:
@@ -184,6 +187,21 @@ class Ledger:
         entries = [(self._entries[id(p)], p.grad) for p in parameters if id(p) in self._entries]
         return sum(grad is not None and entry.key is not None and entry.key != _key(grad) for entry, grad in entries)
 
+    def unscaled(self, parameters: Iterable[torch.Tensor]) -> None:
+        """A scaler has divided these gradients: what is written to them from here on is somebody else's doing."""
+        for p in parameters:
+            if p.grad is not None:
+                self._unscaled[id(p)] = _key(p.grad)
+
+    def written(self, parameters: Iterable[torch.Tensor]) -> int:
+        """How many gradients were written to, or replaced, since the last backward, or since a scaler divided them."""
+        entries = [(self._unscaled.get(id(p), self._entries[id(p)].key), p.grad) for p in parameters if id(p) in self._entries]
+        return sum(grad is not None and key is not None and key != _key(grad) for key, grad in entries)
+
+    def holds(self, address: int) -> bool:
+        """Whether a gradient lay at this address when it was last looked at."""
+        return any(entry.key is not None and entry.key[0] == address for entry in self._entries.values())
+
     def used(self, parameters: Iterable[torch.Tensor], optimizer: int) -> None:
         """An optimizer has used its gradients, or its scaler has thrown them away in a skip."""
         for p in parameters:
@@ -191,6 +209,7 @@ class Ledger:
             entry.clear()
             entry.received = False
             entry.key = None if grad is None else _key(grad)
+            self._unscaled.pop(id(p), None)
             entry.used_by = None if grad is None else optimizer
 
     def updated(self, scaler: int) -> None:

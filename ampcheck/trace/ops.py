@@ -6,7 +6,20 @@ from dataclasses import dataclass, field
 
 from ampcheck.findings import Location
 
-__all__ = ["LOW", "Angle", "Census", "Foreign", "HandNorm", "NormUse", "OpUse", "Stale", "WeightCasts"]
+__all__ = [
+    "LOW",
+    "Angle",
+    "Census",
+    "Foreign",
+    "GradientSize",
+    "HandNorm",
+    "ModuleUse",
+    "NormUse",
+    "OpUse",
+    "Outline",
+    "Stale",
+    "WeightCasts",
+]
 
 #: The 16-bit dtypes, by name.
 LOW = ("float16", "bfloat16")
@@ -196,3 +209,39 @@ class Census:
 
     def of(self, *families: str) -> list[OpUse]:
         return [use for use in self.uses if use.family in families]
+
+
+@dataclass
+class ModuleUse:
+    """One module: path, class, dtypes of its own parameters ("" if it has none), and how often it returned which dtype.
+
+    `sites`: the user's line that first called it, by the dtype that it returned.
+    """
+
+    module: str
+    kind: str
+    parameters: str
+    outputs: dict[str, int] = field(default_factory=dict)
+    sites: dict[str, Location | None] = field(default_factory=dict)
+
+
+@dataclass
+class GradientSize:
+    """The unscaled gradient that entered an optimizer: norm and largest absolute value, `None` where it was not finite.
+
+    `event` is the index of the optimizer's step in the trace.
+    """
+
+    call: int
+    optimizer: int
+    event: int
+    norm: float | None = None
+    peak: float | None = None
+
+
+@dataclass
+class Outline:
+    """What is recorded of a run for people to look at: its modules in the order of the model, its gradients in that of the steps."""
+
+    modules: list[ModuleUse] = field(default_factory=list)
+    gradients: list[GradientSize] = field(default_factory=list)

@@ -301,6 +301,7 @@ class Recorder:
         index = event.optimizer
         assert index is not None
         if "grads" not in event.data:
+            event.data["written"] = self.ledger.written(self.parameters(index))
             event.data.update(self.ledger.at_step(self.parameters(index), index, self.engine_depth > 0))
         for probe in self.probes:
             probe.optimizer_step(self, event, optimizer, True)

@@ -119,6 +119,7 @@ class ScalerWatch:
                 probe.unscale(self.recorder, event, optimizer, True)
             result = original(*args, **kwargs)
         event.data["done"] = True
+        self.recorder.ledger.unscaled(self.recorder.parameters(event.optimizer))
         for probe in self.recorder.probes:
             probe.unscale(self.recorder, event, optimizer, False)
         return result
@@ -130,9 +131,9 @@ class ScalerWatch:
         with self.recorder.around(
             "scaler_step", scaler=index, optimizer=which, enabled=_enabled(scaler), **_extra(args[1:], kwargs)
         ) as event:
-            event.data.update(
-                self.recorder.ledger.at_step(self.recorder.parameters(which), which, self.recorder.engine_depth > 0)
-            )
+            parameters = self.recorder.parameters(which)
+            event.data["written"] = self.recorder.ledger.written(parameters)
+            event.data.update(self.recorder.ledger.at_step(parameters, which, self.recorder.engine_depth > 0))
             scale_before = self.current_scale(scaler)
             for probe in self.recorder.probes:
                 probe.scaler_step(self.recorder, event, optimizer, True)
