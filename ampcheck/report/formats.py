@@ -22,21 +22,21 @@ FORMATS = {
 }
 
 
-def render(document: Mapping[str, Any], format: str, prefix: str = "") -> str:
+def render(document: Mapping[str, Any], name: str, prefix: str = "") -> str:
     """The report in one format.
 
     Args:
         document: as `ampcheck.report.json.document` makes it.
-        format: a key of `FORMATS`.
+        name: a key of `FORMATS`.
         prefix: the folder of pytest's rootdir seen from the root of the repository, for formats whose places a code host
             resolves (SARIF).
 
     Returns:
         The text of the file.
     """
-    module = importlib.import_module(FORMATS[format][0])
+    module = importlib.import_module(FORMATS[name][0])
     writer: Callable[..., str] = module.render
-    return writer(document, prefix) if format == "sarif" else writer(document)
+    return writer(document, prefix) if name == "sarif" else writer(document)
 
 
 def write_all(document: Mapping[str, Any], targets: Mapping[str, Path], prefix: str = "") -> None:
@@ -50,11 +50,15 @@ def write_all(document: Mapping[str, Any], targets: Mapping[str, Path], prefix: 
     Raises:
         UsageError: names each file that could not be written, and why.
     """
-    problems = []
-    for format in sorted(targets, key=list(FORMATS).index):
-        try:
-            put(targets[format], render(document, format, prefix))
-        except OSError as error:
-            problems.append(f"the {FORMATS[format][1]} report cannot be written: {error}")
-    if problems:
-        raise UsageError("; ".join(problems))
+    problems = [_write(document, name, targets[name], prefix) for name in sorted(targets, key=list(FORMATS).index)]
+    if any(problems):
+        raise UsageError("; ".join(filter(None, problems)))
+
+
+def _write(document: Mapping[str, Any], name: str, path: Path, prefix: str) -> str:
+    """Write one file. Returns why that failed; empty if it did not."""
+    try:
+        put(path, render(document, name, prefix))
+    except OSError as error:
+        return f"the {FORMATS[name][1]} report cannot be written: {error}"
+    return ""

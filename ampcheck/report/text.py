@@ -10,12 +10,17 @@ from pathlib import Path
 
 from ampcheck.findings import Finding, Verdict
 
-__all__ = ["clean", "describe", "finding_text", "one_line", "place", "relative", "verdict_text"]
+__all__ = ["clean", "describe", "finding_text", "one_line", "place", "relative", "silence", "verdict_text"]
 
 #: Messages of user code may hold whole tensors; this many characters of one are shown.
 LONGEST = 2000
-#: Control characters other than tab and newline (escape sequences among them), bidirectional overrides, lone surrogates.
-UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Control characters other than tab and newline (escape sequences among them), bidirectional marks, what no XML may hold,
+#: characters that hide text, lone surrogates.
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+#: What a CI runner takes for an order where it reads our output: `::command` at the start of a line, `##[command` anywhere.
+COMMAND = re.compile(r"(?m)^([^\S\n]*)(?=::)|(?<=#)(?=#\[)")
 
 
 def clean(text: object, longest: int = LONGEST) -> str:
@@ -26,6 +31,7 @@ def clean(text: object, longest: int = LONGEST) -> str:
         longest: characters kept; the rest is counted.
     """
     shown = UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), str(text).replace("\r\n", "\n"))
+    shown = COMMAND.sub(r"\1\\", shown)
     return shown if len(shown) <= longest else f"{shown[:longest]}... ({len(shown)} characters)"
 
 
@@ -57,6 +63,11 @@ def place(finding: Finding, root: Path | None) -> str:
     return one_line(where if root is None else replace(where, file=relative(where.file, root)))
 
 
+def silence(id: str) -> str:
+    """How to leave a check out, and where its reasoning stands."""
+    return f'@ampcheck.contract(xfail={{"{id}": "why"}}), or ignore=["{id}"]; `ampcheck explain {id}`'
+
+
 def finding_text(finding: Finding, device: str, root: Path | None = None) -> str:
     """A finding in five beats: id and contract; expected and seen; the line to blame; the fix; how to silence it.
 
@@ -72,14 +83,25 @@ def finding_text(finding: Finding, device: str, root: Path | None = None) -> str
         ("seen", finding.seen),
         ("at", place(finding, root) or "no single line is to blame"),
         ("fix", finding.fix),
-        ("silence", f'@ampcheck.contract(xfail={{"{id}": "why"}}), or ignore=["{id}"]; `ampcheck explain {id}`'),
+        ("silence", silence(id)),
     ]
     head = f"{describe(finding)}    {one_line(finding.contract)} [{one_line(device)}{policy}]"
     return "\n".join([head, *(_beat(name, text) for name, text in beats)])
 
 
-def verdict_text(verdict: Verdict, device: str, root: Path | None = None) -> str:
-    """Why an item failed: its finding in five beats, or the check that it follows from."""
+def verdict_text(verdict: Verdict, device: str, root: Path | None = None, reproduce: str = "") -> str:
+    """Why an item failed: its finding in five beats, or the check that it follows from.
+
+    Args:
+        verdict: of the item.
+        device, root: as for `finding_text`.
+        reproduce: the command that runs the item alone; a last line, as it is: whoever pastes it needs all of it.
+    """
+    text = _verdict_text(verdict, device, root)
+    return f"{text}\n  {'reproduce':<10}{reproduce}" if reproduce else text
+
+
+def _verdict_text(verdict: Verdict, device: str, root: Path | None) -> str:
     if verdict.follows is not None:
         return one_line(f"{verdict.check} {verdict.slug} follows from {verdict.follows}; see the finding there")
     if verdict.finding is None:
