@@ -43,6 +43,8 @@ class Finding:
     policy: str = "as-written"
     location: Location | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    #: The shell command that runs the item of this finding alone; "" where there is none (`check()`).
+    reproduce: str = ""
 
     def to_json(self) -> dict[str, Any]:
         where = self.location
@@ -57,6 +59,7 @@ class Finding:
             "fix": self.fix,
             "location": None if where is None else {"file": where.file, "line": where.line, "function": where.function},
             "evidence": dict(self.evidence),
+            "reproduce": self.reproduce,
         }
 
 

@@ -9,6 +9,7 @@ import pytest
 from ampcheck.findings import Verdict
 from ampcheck.report.text import one_line, verdict_text
 from ampcheck.session.judging import Group, Judging, Slot
+from ampcheck.session.reproduce import command
 
 __all__ = ["ContractItem"]
 
@@ -45,6 +46,12 @@ class ContractItem(pytest.Function):
             self.judging.stop(self.group, f"{'skipped by' if skipped else 'the setup failed in'} a fixture: {one_line(error)}")
             raise
 
+    def nodeid_of(self, check: str, policy: str) -> str:
+        """Node id of the item that reports a check of the same contract; this one's where that check has none here."""
+        slots = [slot for slot in self.group.slots if slot.check == check]
+        slot = next((slot for slot in slots if slot.policy == policy), slots[0] if slots else self.slot)
+        return self.nodeid.removesuffix(f"{self.slot.id}]") + f"{slot.id}]"
+
     def runtest(self) -> None:
         if self.group.report is None:
             self.first = True
@@ -72,7 +79,8 @@ class ContractItem(pytest.Function):
             pytest.xfail(reason or "expected")
 
     def _fail(self, verdict: Verdict) -> NoReturn:
-        pytest.fail(verdict_text(verdict, self.group.device, self.config.rootpath), pytrace=False)
+        reproduce = command(self.config, self.nodeid)
+        pytest.fail(verdict_text(verdict, self.group.device, self.config.rootpath, reproduce), pytrace=False)
 
     def _must_be_judged(self) -> bool:
         """Whether this item is the one that fails because nothing of its contract could be judged."""

@@ -16,6 +16,7 @@ from ampcheck.report.plain import contract_to_plain, cost_of, finding_of, plain,
 from ampcheck.report.text import one_line
 from ampcheck.session.collect import NONE_FOUND, Found
 from ampcheck.session.items import ContractItem
+from ampcheck.session.reproduce import command
 from ampcheck.session.scheduling import group_of, parts_of
 
 __all__ = ["Results"]
@@ -56,11 +57,16 @@ class Results:
             return
         verdict = _verdict(item, report)
         group = item.group
+        if report.failed and item.verdict is None and (line := command(self.config, item.nodeid)):
+            report.sections.append(("ampcheck", f"reproduce {line}"))  # ended by pytest or a plugin, in words of its own
         record: dict[str, Any] = {"device": group.device, "verdict": verdict_to_plain(verdict), "findings": []}
         ids = {verdict.follows or verdict.check} if verdict.outcome in ("failed", "warned", "xfailed") else set()
         if group.report is not None:
             record["findings"] = [
-                [rank, plain(finding.to_json())]
+                [
+                    rank,
+                    plain({**finding.to_json(), "reproduce": command(self.config, item.nodeid_of(finding.id, finding.policy))}),
+                ]
                 for rank, finding in enumerate(group.report.findings)
                 if finding.id in ids and (verdict.follows or finding.policy == verdict.policy)
             ]

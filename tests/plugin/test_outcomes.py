@@ -116,6 +116,7 @@ def test_the_report_has_the_declared_shape(project):
     assert report["version"] == 1
     assert report["environment"] == {"torch": "0.0", "device": "cpu"}
     (finding,) = report["findings"]
+    assert "pytest --ampcheck -p fake_runner" in finding.pop("reproduce")
     assert finding | {"location": None, "evidence": {}} == {
         "id": "AMP102",
         "slug": "clip-scaled-gradients",
