@@ -19,14 +19,16 @@ nox.options.error_on_missing_interpreters = True
 
 ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-#: The first and the newest torch that is supported.
-TORCH = ["2.4.1", "2.13.0"]
+#: The first torch that is supported, one in the middle, the everyday one and the newest.
+TORCH = ["2.4.1", "2.8.0", "2.13.0", "2.14.1"]
 #: The one place where the everyday torch is pinned.
 CONSTRAINTS = ROOT / "ci" / "constraints.txt"
 #: Two intra-op threads on a busy machine make small steps far slower than one.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 PARALLEL = ["-n", "auto"]
 REFERENCE = ["--ampcheck-reference", "--ampcheck-require=judged"]
+#: What the matrix leaves: a report of the reference contracts for each torch.
+REPORTS = ROOT / ".nox" / "reports"
 
 
 def install(session: nox.Session, *groups: str, torch: str | None = None) -> None:
@@ -45,10 +47,18 @@ def python(session: nox.Session, *arguments: str, interpreter: str | None = None
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Rules and format."""
+    """Rules and format; the CI templates against the schemas of their services, and the rules of safe workflows."""
     install(session, "lint")
     python(session, "-m", "ruff", "check", ".")
     python(session, "-m", "ruff", "format", "--check", ".")
+    templates = {
+        service: [str(path) for path in sorted((ROOT / "ci" / service).glob("*.yml"))] for service in ("github", "gitlab")
+    }
+    for service, kind in (("github", "github-workflows"), ("gitlab", "gitlab-ci")):
+        python(session, "-m", "check_jsonschema", "--quiet", "--builtin-schema", f"vendor.{kind}", *templates[service])
+    zizmor = "zizmor" if session.virtualenv.is_sandboxed else str(Path(sys.executable).with_name("zizmor"))
+    rules = ["--quiet", "--offline", "--config", "ci/zizmor.yml", "--persona=pedantic"]
+    session.run(zizmor, *rules, *templates["github"], external=True)
 
 
 @nox.session
@@ -112,9 +122,17 @@ for name in ampcheck.__all__:
 @nox.session(default=False)
 @nox.parametrize("torch", TORCH)
 def matrix(session: nox.Session, torch: str) -> None:
-    """Tests and reference contracts on the first and the newest supported torch; not in the default run: it is heavy."""
+    """Tests and reference contracts on each torch that is named above; not in the default run: it is heavy."""
     if not session.virtualenv.is_sandboxed:
         session.error("the matrix installs several versions of torch: run it without --no-venv")
+    session.notify("differences")
     install(session, "test", torch=torch)
     python(session, "-m", "pytest", *(session.posargs or PARALLEL))
-    python(session, "-m", "pytest", *REFERENCE)
+    python(session, "-m", "pytest", *REFERENCE, f"--ampcheck-json={REPORTS / torch}.json")
+
+
+@nox.session(default=False, venv_backend="none")
+def differences(session: nox.Session) -> None:
+    """What differs between the reports that the matrix left."""
+    reports = [f"{torch}={REPORTS / torch}.json" for torch in TORCH]
+    python(session, "-m", "ampcheck.report.versions", *reports)

@@ -1,4 +1,4 @@
-"""The README's tables, generated from what they describe: the checks, and the options of the plugin.
+"""The README's tables, generated from what they describe: the checks, the options of the plugin, and what moved in autocast.
 
 python ci/readme.py            prints them
 python ci/readme.py --write    puts each between its two marks in README.md
@@ -6,6 +6,7 @@ python ci/readme.py --write    puts each between its two marks in README.md
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from ampcheck import config
+from ampcheck import config, facts
 from ampcheck.registry import load_checks
 
 README = Path(__file__).parent.parent / "README.md"
@@ -45,11 +46,20 @@ class _Options:
         self.rows[name] = (option, f"`{name}`", described)
 
 
-def options() -> str:
-    """One row an option: its name on the command line, in pytest's configuration, and its help."""
+def _declared() -> dict[str, tuple[str, str, str]]:
     parser = _Options()
     config.add_options(cast("pytest.Parser", parser))
-    rows = [f"| {option} | {ini} | {_capital(help)} |" for option, ini, help in parser.rows.values()]
+    return parser.rows
+
+
+def option_names() -> set[str]:
+    """The options of the command line, as they are written there."""
+    return {option.strip("`").split()[0] for option, _, _ in _declared().values() if option}
+
+
+def options() -> str:
+    """One row an option: its name on the command line, in pytest's configuration, and its help."""
+    rows = [f"| {option} | {ini} | {_capital(help)} |" for option, ini, help in _declared().values()]
     return "\n".join(["| command line | configuration | |", "|---|---|---|", *rows, ""])
 
 
@@ -58,7 +68,27 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:] if text.split()[0].isalpha() else text
 
 
-TABLES = {"catalogue": catalogue, "options": options}
+def drift(device: str = "cpu") -> str:
+    """One row for each thing that autocast, or an op by itself, does differently in one of the shipped tables of a device."""
+    tables = [facts.read(f"{device}:{major}.{minor}") for name, (major, minor) in sorted(facts.shipped()) if name == device]
+    moved: dict[str, list[str]] = {}
+    for place, (before, after) in enumerate(itertools.pairwise(tables), 1):
+        for change in before.diff(after):
+            # A row holds from one table to the next until a difference says otherwise.
+            cells = moved.setdefault(change.what, [change.before] * len(tables))
+            cells[place:] = [change.after] * (len(tables) - place)
+    versions = [".".join(map(str, facts.release(table.torch))) for table in tables]
+    rows = [" | ".join(["", what, *map(_brief, cells), ""]).strip() for what, cells in sorted(moved.items())]
+    return "\n".join(
+        [f"| on the {device.upper()} | " + " | ".join(versions) + " |", "|---" * (1 + len(tables)) + "|", *rows, ""]
+    )
+
+
+def _brief(cell: str) -> str:
+    return "not measured" if "not measured" in cell else "raises" if cell.startswith("none (") else cell
+
+
+TABLES = {"catalogue": catalogue, "options": options, "drift": drift}
 
 
 def shown(readme: str) -> dict[str, str]:

@@ -33,7 +33,7 @@ def test_a_check_documents_itself(check: Check) -> None:
     assert check.function.__module__.startswith("ampcheck.checks.")
 
 
-@pytest.mark.parametrize("table", ["catalogue", "options"])
+@pytest.mark.parametrize("table", ["catalogue", "drift", "options"])
 def test_the_tables_of_the_readme_are_up_to_date(table: str, script: Callable[[str], ModuleType]) -> None:
     readme = script("readme")
     assert readme.shown(readme.README.read_text("utf-8"))[table] == readme.TABLES[table](), "run: python ci/readme.py --write"
