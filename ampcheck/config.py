@@ -33,7 +33,18 @@ SHARED = (
     ("budget", "SECONDS", "how long one contract may take; the cheapest checks go first, the rest are not run"),
     ("require", "judged", "a contract of which nothing could be judged is an error"),
     ("json", "PATH", "write the report as JSON"),
+    ("html", "PATH", "write the report as one HTML page"),
+    ("markdown", "PATH", "write a summary in Markdown; $GITHUB_STEP_SUMMARY gets one by itself"),
+    ("sarif", "PATH", "write the findings as SARIF, for code scanning"),
+    (
+        "annotations",
+        "WHEN",
+        "mark findings at their lines in pull requests on GitHub: auto (in its Actions; the default), on, off",
+    ),
 )
+#: Those that say where a report goes.
+REPORTS = ("json", "html", "markdown", "sarif")
+Annotations = Literal["auto", "on", "off"]
 REPEATED = ("select", "ignore", "strict", "xfail", "device", "dtype")
 
 
@@ -46,7 +57,8 @@ class Settings:
         timeout: seconds that one scenario of one contract may take.
         budget: seconds for one contract; the cheapest families go first, the rest are not run. `None` is no limit.
         require: "judged" makes a contract of which nothing could be judged an error.
-        json: where the JSON report goes.
+        json, html, markdown, sarif: where that report goes.
+        annotations: whether workflow commands for GitHub are printed; "auto" where its Actions run us.
     """
 
     devices: tuple[str, ...] | None = None
@@ -59,6 +71,10 @@ class Settings:
     budget: float | None = None
     require: Literal["judged"] | None = None
     json: Path | None = None
+    html: Path | None = None
+    markdown: Path | None = None
+    sarif: Path | None = None
+    annotations: Annotations = "auto"
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -106,7 +122,9 @@ def settings_of(config: pytest.Config) -> Settings:
     require = asked["require"].text()
     if require not in (None, "judged"):
         raise UsageError(f"{asked['require'].where}: {require!r} is not 'judged', the only requirement there is")
-    json = asked["json"].text()
+    annotations = asked["annotations"].text() or "auto"
+    if annotations not in ("auto", "on", "off"):
+        raise UsageError(f"{asked['annotations'].where}: {annotations!r} is not one of auto, on, off")
     timeout = asked["timeout"].seconds()
     settings = Settings(
         devices=asked["device"].names(),
@@ -118,8 +136,12 @@ def settings_of(config: pytest.Config) -> Settings:
         timeout=300.0 if timeout is None else timeout,
         budget=asked["budget"].seconds(),
         require="judged" if require else None,
-        json=None if json is None else config.invocation_params.dir / json,
+        annotations=annotations,  # type: ignore[arg-type]
+        **{name: asked[name].path(config.invocation_params.dir) for name in REPORTS},
     )
+    reports = [path for name in REPORTS if (path := getattr(settings, name)) is not None]
+    if len(set(reports)) < len(reports):
+        raise UsageError(f"two reports go to the same file: {', '.join(map(str, reports))}")
     for name in ("select", "ignore", "xfail", "strict", "dtypes"):
         where = asked[name.removesuffix("s") if name == "dtypes" else name].where
         _canonical(name, getattr(settings, name), where)
@@ -220,6 +242,10 @@ class _Asked:
 
     def text(self) -> str | None:
         return None if self.value is None else str(self.value).strip()
+
+    def path(self, folder: Path) -> Path | None:
+        text = self.text()
+        return None if text is None else folder / text
 
     def names(self) -> tuple[str, ...] | None:
         if self.value is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["clear", "put"]
+__all__ = ["below_repository", "clear", "put"]
 
 
 def clear(path: Path) -> None:
@@ -31,3 +31,12 @@ def put(path: Path, text: str) -> None:
     except OSError:
         part.unlink(missing_ok=True)
         raise
+
+
+def below_repository(root: Path) -> str:
+    """A folder seen from the root of the repository that holds it, with `/`; empty if it is that root, or in none."""
+    for folder in (root, *root.parents):
+        if (folder / ".git").exists():
+            below = root.relative_to(folder).as_posix()
+            return "" if below == "." else below
+    return ""

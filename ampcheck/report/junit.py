@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from ampcheck.report.text import clean, one_line, silence
+from ampcheck.report.text import clean, one_line, relative, silence
 
 __all__ = ["properties", "render"]
 
 KINDS = {"failed": "failure", "inconclusive": "skipped", "not-run": "skipped", "xfailed": "skipped"}
 
 
-def properties(item: Mapping[str, Any], finding: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def properties(item: Mapping[str, Any], finding: Mapping[str, Any] | None, root: Path | None = None) -> list[tuple[str, str]]:
     """What a dashboard can filter by, as pytest's `user_properties`.
 
     Args:
         item: an entry of `items` of the document.
         finding: the entry of `findings` that decided it, if there is one.
+        root: the directory that its place is shown relative to; as it is if None.
     """
+    where = finding and finding["location"]
+    file = where and (where["file"] if root is None else relative(where["file"], root))
     found = {
         "ampcheck_id": item["check"],
         "ampcheck_outcome": item["outcome"],
@@ -27,7 +31,7 @@ def properties(item: Mapping[str, Any], finding: Mapping[str, Any] | None) -> li
         "ampcheck_device": item["device"],
         "ampcheck_follows": item.get("follows"),
         "ampcheck_level": finding and finding["level"],
-        "ampcheck_location": finding and finding["location"] and "{file}:{line}".format(**finding["location"]),
+        "ampcheck_location": where and f"{file}:{where['line']}",
     }
     return [(name, one_line(value)) for name, value in found.items() if value]
 

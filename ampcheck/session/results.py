@@ -8,14 +8,15 @@ import pytest
 
 from ampcheck import registry
 from ampcheck.config import Settings
-from ampcheck.errors import UsageError
 from ampcheck.findings import ContractReport, Outcome, Report, Verdict
 from ampcheck.report import json as json_report
 from ampcheck.report import terminal
+from ampcheck.report.junit import properties
 from ampcheck.report.plain import contract_to_plain, cost_of, finding_of, plain, verdict_of, verdict_to_plain
 from ampcheck.report.text import one_line
 from ampcheck.session.collect import NONE_FOUND, Found
 from ampcheck.session.items import ContractItem
+from ampcheck.session.publishing import Publishing
 from ampcheck.session.reproduce import command
 from ampcheck.session.scheduling import group_of, parts_of
 
@@ -43,13 +44,8 @@ class Results:
         self.workers = 0
         self.problem = ""
         self.is_worker = hasattr(config, "workerinput")
-        if settings.json is not None and not self.is_worker and not config.getoption("collectonly"):
-            # An old report must not pass for the one that a crash prevented; and better no run than one without a report.
-            try:
-                settings.json.parent.mkdir(parents=True, exist_ok=True)
-                settings.json.unlink(missing_ok=True)
-            except OSError as error:
-                raise UsageError(f"the JSON report cannot be written: {error}") from None
+        writes = not self.is_worker and not config.getoption("collectonly")
+        self.publishing = Publishing(settings, config.rootpath) if writes else None
 
     def attach(self, item: pytest.Item, report: pytest.TestReport) -> None:
         """Put what an item has to say on its report."""
@@ -74,6 +70,11 @@ class Results:
                 record["contract"] = contract_to_plain(group.report)
                 record["environment"] = plain(group.environment)
         vars(report)["ampcheck"] = record
+        # pytest's own JUnit report takes them from the report of the teardown, which has those of the item.
+        finding = next((f for _, f in record["findings"]), None)
+        told = properties({**verdict.to_json(), "device": group.device}, finding, self.config.rootpath)
+        item.user_properties += [entry for entry in told if entry not in item.user_properties]
+        report.user_properties = list(item.user_properties)
 
     def add(self, report: pytest.TestReport) -> None:
         """Take a record in; the last one of an item counts (a plugin may run it again)."""
@@ -155,13 +156,14 @@ class Results:
                 self.problem = NONE_FOUND
         else:
             self.found = found
-        if self.settings.json is not None and not self.config.getoption("collectonly"):
-            try:
-                json_report.write(self.report(), self.settings.json, self.config.rootpath)
-            except OSError as error:
-                self.problem = f"the JSON report cannot be written: {error}"
+        if self.publishing is not None:
+            self.problem = self.publishing.write(self.document()) or self.problem
         if self.problem:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def document(self) -> dict[str, Any]:
+        """What every written report is made of."""
+        return json_report.document(self.report(), self.config.rootpath)
 
     def summarize(self, reporter: pytest.TerminalReporter) -> None:
         """Write the summary."""
@@ -175,6 +177,11 @@ class Results:
             reporter.write_line(f"left out: {one_line(contract)} declares no device that was asked for", yellow=True)
         if self.problem:
             reporter.write_line(f"ERROR: {self.problem}", red=True)
+        if self.publishing is not None and (document := self.document())["items"]:
+            if trouble := self.publishing.summarize(document):
+                reporter.write_line(trouble, yellow=True)
+            for line in self.publishing.commands(document):
+                reporter.write_line(line)
 
     def _environment(self) -> dict[str, Any]:
         """What the contracts were judged on; by device where there are several."""
