@@ -18,7 +18,7 @@ COUNTS = ("failed", "warned", "xfailed", "inconclusive", "not-run", "passed")
 #: What stands where a version has no such item, or no report at all.
 ABSENT = "-"
 #: Characters that Markdown would read, in a cell of a table.
-MARKUP = str.maketrans({mark: f"\\{mark}" for mark in "\\|<>*_`[]"})
+MARKUP = str.maketrans({mark: f"\\{mark}" for mark in "\\|<>*_`[]&$~"})
 
 Documents = Mapping[str, Mapping[str, Any] | None]
 #: Contract, device, check with its name, policy.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from ampcheck import facts
 
 CI = Path(__file__).parents[2] / "ci"
 GATE = CI / "gate.sh"
@@ -157,6 +160,23 @@ def test_torch_is_installed_and_held(torch: str, index: str, expected: list[str]
     constraint = (tmp_path / "env").read_text("utf-8").strip().removeprefix("PIP_CONSTRAINT=")
     assert Path(constraint).read_text("utf-8") == "torch==2.13.0+cpu\n", "the project must not bring another one"
     assert not (tmp_path / "pwned").exists()
+
+
+def matrix_versions() -> list[str]:
+    for node in ast.parse((CI.parent / "noxfile.py").read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TORCH":
+            return list(ast.literal_eval(node.value))
+    raise AssertionError("the noxfile names no TORCH")
+
+
+def test_the_matrix_its_figures_and_the_tables_go_together() -> None:
+    """Each torch of our own matrix has a measured table, so that what moved is known, and a row of figures in the README."""
+    versions = matrix_versions()
+    assert len(versions) == 4
+    assert {("cpu", facts.release(version)) for version in versions} <= set(facts.shipped())
+    readme = (CI.parent / "README.md").read_text("utf-8")
+    assert re.findall(r"^\| (\d+\.\d+\.\d+) \|", readme, re.MULTILINE) == versions
+    assert f"torch=={versions[-2]}\n" in (CI / "constraints.txt").read_text("utf-8"), "the everyday one"
 
 
 def test_the_interpreter_of_these_tests_has_shellcheck() -> None:

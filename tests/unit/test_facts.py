@@ -286,7 +286,7 @@ def test_cli_says_when_it_falls_back_and_when_it_cannot(tmp_path: Path, capsys: 
 def test_reading_and_comparing_tables_does_not_import_torch() -> None:
     code = (
         "import sys, argparse; from ampcheck.facts import cli; p = argparse.ArgumentParser(); cli.add_arguments(p);"
-        "cli.main(p.parse_args(['--diff', 'cpu:2.4', 'cpu:2.13'])); cli.main(p.parse_args([]));"
+        "cli.main(p.parse_args(['--diff', 'cpu:2.4', 'cpu:2.13'])); cli.main(p.parse_args(['--torch', '2.13']));"
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
