@@ -13,7 +13,7 @@ from ampcheck.evidence import Evidence
 from ampcheck.findings import Location
 from ampcheck.trace.deviations import Parity, judge, series
 from ampcheck.trace.events import Event, Trace
-from ampcheck.trace.ops import Outline
+from ampcheck.trace.ops import NormUse, OpUse, Outline
 
 __all__ = ["profile"]
 
@@ -35,7 +35,7 @@ def profile(evidence: Evidence) -> dict[str, Any]:
         - `gradients`: one for each optimizer step: call, optimizer, and norm and largest absolute value of the unscaled gradient
           (`None` where it is not finite).
         - `modules`: path, class, dtype of its own parameters, how often it returned which dtype, and the line that first called it.
-        - `ops`: op, family, phase, dtypes, autocast's dtype or "off", count, flops, module, line.
+        - `ops`: op, family, phase, dtypes, autocast's dtype or "off", whether an island of the code's own, count, flops, module, line.
         - `events`: the different iterations in the order in which they were first seen, each a list of names; "clip" is any
           write to gradients between backward and step that no scaler made. `places`: name -> line.
         - `state`: bytes of optimizer state by slot.
@@ -109,21 +109,19 @@ def _gradients(trace: Trace, outline: Outline) -> list[dict[str, Any]]:
 def _ops(evidence: Evidence) -> list[dict[str, Any]]:
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
 
-    def add(op: str, family: str, phase: str, dtypes: set[str], autocast: str, module: str, line: str | None, n: int, f: float) -> None:  # fmt: skip
-        shown = sorted(d for d in dtypes if d)
-        key = (phase, family, module, op, tuple(shown), autocast, line or "")
-        names = {"op": op, "family": family, "phase": phase, "dtypes": shown, "autocast": autocast, "count": 0, "flops": 0.0}
-        row = found.setdefault(key, {**names, "module": module, "line": line})
-        row["count"] += n
-        row["flops"] += f
+    def row(one: OpUse | NormUse, dtypes: set[str], op: str, family: str, phase: str) -> dict[str, Any]:
+        shown, line = sorted(d for d in dtypes if d), _line(one.site)
+        key = (phase, family, one.module, op, tuple(shown), one.autocast, one.island, line or "")
+        what = {"op": op, "family": family, "phase": phase, "dtypes": shown, "autocast": one.autocast, "island": one.island}
+        return found.setdefault(key, {**what, "count": 0, "flops": 0.0, "module": one.module, "line": line})
 
     for use in evidence.census.uses:
-        dtypes = {*use.inputs, *use.outputs}
-        add(use.op, use.family, use.phase, dtypes, use.autocast, use.module, _line(use.site), use.count, use.flops)
+        entry = row(use, {*use.inputs, *use.outputs}, use.op, use.family, use.phase)
+        entry["count"] += use.count
+        entry["flops"] += use.flops
     for norm in evidence.census.norms:
-        dtypes, line = {norm.input, norm.output}, _line(norm.site)
-        add(norm.kernel, "norm", "forward", dtypes, norm.autocast, norm.module, line, norm.count, 0.0)
-    return [row for _, row in sorted(found.items())]
+        row(norm, {norm.input, norm.output}, norm.kernel, "norm", "forward")["count"] += norm.count
+    return [entry for _, entry in sorted(found.items())]
 
 
 def _layers(parity: Parity) -> list[dict[str, Any]]:

@@ -380,6 +380,7 @@ class CensusTaker(Probe):
             use = self._norms[key] = NormUse(
                 plan.base, name, kind, where.site, x.device.type, state.dtype, given, scale, buffers, output, kept, training
             )
+            use.island = state.island
             use.trainable = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (weight, named.get("bias")))
         use.count += 1
 

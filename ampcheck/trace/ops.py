@@ -117,6 +117,7 @@ class NormUse:
     training: bool
     trainable: bool = False
     count: int = 0
+    island: bool = False
 
     @property
     def where(self) -> str:
