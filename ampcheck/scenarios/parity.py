@@ -52,6 +52,8 @@ DRAWS, MOST_DRAWS = 2, 24
 REPEATED = 3
 #: After this many draws, an excess of this many times the limit is beyond doubt.
 ENOUGH_DRAWS, BEYOND_DOUBT = 8, 5.0
+#: The part of a batch's mean that enters a running mean (torch's momentum is 0.1): the mean is as exact as the spread allows.
+_SHARE = 2.0**-4
 REFERENCE = Policy("float32", scale=1.0, growth_interval=HELD, widen=True, seed=SEED)
 #: Each to the power of two that a forced dtype's scale is tried at, below the loop's own.
 _LOWER = (1.0, 2.0**-6, 2.0**-12)
@@ -165,7 +167,11 @@ class _Measurement:
         for name, (before, after) in lesson.statistics.items():
             moved = float((after.double() - before.double()).norm())
             # a statistic that has settled hardly moves: its own size is what rounding acts on then
-            self.parity.statistics.append(Scalar(name, unit, max(moved, 2.0**-6 * float(after.double().norm()))))
+            size = max(moved, 2.0**-6 * float(after.double().norm()))
+            variance = lesson.statistics.get(f"{name.removesuffix('mean')}var")
+            if name.endswith("running_mean") and variance is not None:
+                size = max(size, _SHARE * float(variance[1].double().clamp_min(0.0).sqrt().norm()))
+            self.parity.statistics.append(Scalar(name, unit, size))
         for label, value in self._labelled(unit, run, lesson.numbers).items():
             self.parity.numbers.append(Scalar(label, unit, abs(value), value=value))
 
