@@ -7,7 +7,6 @@ measure. In that of the activation's spread, which the norm divides by, it is as
 import torch
 from torch import nn
 
-
 EXPECT = ()
 
 
