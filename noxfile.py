@@ -113,6 +113,7 @@ assert [e for e in importlib.metadata.entry_points(group="console_scripts") if e
 files = importlib.resources.files("ampcheck")
 assert files.joinpath("py.typed").is_file()
 assert [f for f in files.joinpath("facts").iterdir() if f.name.endswith(".json")], "the measured tables are in the wheel"
+import ampcheck.nox
 assert "torch" not in sys.modules
 for name in ampcheck.__all__:
     getattr(ampcheck, name)
@@ -133,6 +134,7 @@ def matrix(session: nox.Session, torch: str) -> None:
 
 @nox.session(default=False, venv_backend="none")
 def differences(session: nox.Session) -> None:
-    """What differs between the reports that the matrix left."""
+    """What differs between the reports that the matrix left, and what moved in the tables of what autocast does."""
     reports = [f"{torch}={REPORTS / torch}.json" for torch in TORCH]
     python(session, "-m", "ampcheck.report.versions", *reports)
+    python(session, "ci/readme.py", "drift")

@@ -1,6 +1,6 @@
 """The README's tables, generated from what they describe: the checks, the options of the plugin, and what moved in autocast.
 
-python ci/readme.py            prints them
+python ci/readme.py [NAME ...] prints them, or those named: catalogue, options, drift
 python ci/readme.py --write    puts each between its two marks in README.md
 """
 
@@ -105,7 +105,7 @@ def main() -> None:
     if "--write" in sys.argv:
         README.write_text(written(README.read_text("utf-8")), "utf-8")
     else:
-        print(*(table() for table in TABLES.values()), sep="\n")
+        print(*(TABLES[name]() for name in sys.argv[1:] or TABLES), sep="\n")
 
 
 if __name__ == "__main__":
