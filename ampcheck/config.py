@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,11 +42,35 @@ SHARED = (
         "WHEN",
         "mark findings at their lines in pull requests on GitHub: auto (in its Actions; the default), on, off",
     ),
+    ("evidence", "DIR", "where a contract whose numbers go wrong leaves a bundle that `ampcheck replay` runs again"),
+    (
+        "evidence-batch",
+        "SIZE",
+        "how much of the batch may go into a bundle, such as 16MiB (512MiB at most); without it no data of the training does",
+    ),
+    ("baseline", "PATH", "the file that a run is compared with (ampcheck-baseline.json at the rootdir, where there is one)"),
+    ("accept", "ID:REASON", "a change since the baseline that is meant: a check's id, or a kind of change; may be repeated"),
+)
+#: Options that only a command line has: name, metavar ("" for a switch), help.
+ASKED = (
+    ("update-baseline", "", "write what the contracts do now to the baseline; nothing is compared"),
+    ("against", "REV", "measure that commit first, in a worktree of its own on this machine, and compare with it"),
 )
 #: Those that say where a report goes.
 REPORTS = ("json", "html", "markdown", "sarif")
 Annotations = Literal["auto", "on", "off"]
-REPEATED = ("select", "ignore", "strict", "xfail", "device", "dtype")
+REPEATED = ("select", "ignore", "strict", "xfail", "device", "dtype", "accept")
+REASONED = ("xfail", "accept")
+
+
+#: Bytes of a batch that a bundle may hold at most.
+MOST_EVIDENCE = 512 << 20
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*((?P<unit>[kmg])i?)?b?")
+
+
+def _key(name: str) -> str:
+    """The name of an option as a key of the ini, and of pytest's options."""
+    return f"ampcheck_{name.replace('-', '_')}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +83,9 @@ class Settings:
         budget: seconds for one contract; the cheapest families go first, the rest are not run. `None` is no limit.
         require: "judged" makes a contract of which nothing could be judged an error.
         json, html, markdown, sarif: where that report goes.
+        evidence: directory of the evidence bundles; evidence_batch: bytes of the batch that one may hold, `None` is none.
+        baseline: the file to compare with or to write; update_baseline: which of the two; against: a revision to compare with.
+        accept: changes that are meant: id or kind -> why.
         annotations: whether workflow commands for GitHub are printed; "auto" where its Actions run us.
     """
 
@@ -75,6 +103,12 @@ class Settings:
     markdown: Path | None = None
     sarif: Path | None = None
     annotations: Annotations = "auto"
+    evidence: Path | None = None
+    evidence_batch: int | None = None
+    baseline: Path | None = None
+    update_baseline: bool = False
+    against: str | None = None
+    accept: Mapping[str, str] = field(default_factory=dict)
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -91,9 +125,12 @@ def add_options(parser: pytest.Parser) -> None:
     for name, metavar, meaning in SHARED:
         action = "append" if name in REPEATED else "store"
         group.addoption(f"--ampcheck-{name}", action=action, default=None, metavar=metavar, help=meaning)
-        kind: Any = "linelist" if name == "xfail" else "args" if name in REPEATED else "string"
+        kind: Any = "linelist" if name in REASONED else "args" if name in REPEATED else "string"
         once = meaning.removesuffix("; may be repeated")
-        parser.addini(f"ampcheck_{name}", f"{once} (with --ampcheck)", type=kind, default=None)
+        parser.addini(_key(name), f"{once} (with --ampcheck)", type=kind, default=None)
+    for name, metavar, meaning in ASKED:
+        how: dict[str, Any] = {"metavar": metavar, "default": None} if metavar else {"action": "store_true", "default": None}
+        group.addoption(f"--ampcheck-{name}", help=meaning, **how)
     parser.addini("ampcheck_modules", "importable modules that hold contracts (with --ampcheck)", type="args", default=[])
 
 
@@ -106,8 +143,8 @@ def wanted(config: pytest.Config) -> bool:
     """
     if any(config.getoption(name) for name in ("ampcheck", "ampcheck_only", "ampcheck_reference")):
         return True
-    for name, _, _ in SHARED:
-        if config.getoption(f"ampcheck_{name}") is not None:
+    for name, _, _ in (*SHARED, *ASKED):
+        if config.getoption(_key(name)) is not None:
             raise UsageError(f"--ampcheck-{name} does nothing without --ampcheck; add --ampcheck")
     return False
 
@@ -137,8 +174,20 @@ def settings_of(config: pytest.Config) -> Settings:
         budget=asked["budget"].seconds(),
         require="judged" if require else None,
         annotations=annotations,  # type: ignore[arg-type]
+        evidence=asked["evidence"].path(config.invocation_params.dir),
+        evidence_batch=asked["evidence-batch"].bytes(),
+        baseline=asked["baseline"].path(
+            config.rootpath if config.getoption("ampcheck_baseline") is None else config.invocation_params.dir
+        ),
+        update_baseline=bool(config.getoption("ampcheck_update_baseline")),
+        against=config.getoption("ampcheck_against"),
+        accept=asked["accept"].reasons(),
         **{name: asked[name].path(config.invocation_params.dir) for name in REPORTS},
     )
+    if settings.update_baseline and settings.against is not None:
+        raise UsageError("--ampcheck-update-baseline and --ampcheck-against exclude each other: one writes, one compares")
+    if settings.evidence_batch is not None and settings.evidence is None:
+        raise UsageError(f"{asked['evidence-batch'].where} does nothing without --ampcheck-evidence DIR; add it")
     reports = [path for name in REPORTS if (path := getattr(settings, name)) is not None]
     if len(set(reports)) < len(reports):
         raise UsageError(f"two reports go to the same file: {', '.join(map(str, reports))}")
@@ -235,10 +284,10 @@ class _Asked:
 
     @classmethod
     def of(cls, config: pytest.Config, name: str) -> _Asked:
-        given = config.getoption(f"ampcheck_{name}")
+        given = config.getoption(_key(name))
         if given is not None:
             return cls(f"--ampcheck-{name}", given)
-        return cls(f"ampcheck_{name}", config.getini(f"ampcheck_{name}") or None)
+        return cls(_key(name), config.getini(_key(name)) or None)
 
     def text(self) -> str | None:
         return None if self.value is None else str(self.value).strip()
@@ -264,6 +313,16 @@ class _Asked:
         if not seconds > 0:
             raise UsageError(f"{self.where}: {text!r} is not a number of seconds greater than 0")
         return seconds
+
+    def bytes(self) -> int | None:
+        text = self.text()
+        if text is None:
+            return None
+        found = _SIZE.fullmatch(text.lower())
+        size = int(float(found["number"]) * 1024 ** " kmg".index(found["unit"] or " ")) if found else 0
+        if not 0 < size <= MOST_EVIDENCE:
+            raise UsageError(f"{self.where}: {text!r} is not a size from 1 to {MOST_EVIDENCE} bytes, such as 16MiB")
+        return size
 
     def reasons(self) -> dict[str, str]:
         reasons: dict[str, str] = {}

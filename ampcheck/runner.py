@@ -107,7 +107,8 @@ def judge(
 
     merged = config.merge(options, settings)
     timeout = options.timeout if options.timeout is not None else settings.timeout
-    spec = Spec(make_step, contract, device, timeout, progress)
+    keeper = _keeper(settings)
+    spec = Spec(make_step, contract, device, timeout, progress, () if keeper is None else (keeper,))
     report = ContractReport(contract, device)
     with _threads():
         evidence = _gather(spec, settings.budget, merged.dtypes)
@@ -120,6 +121,10 @@ def judge(
     report.facts["settings"] = config.plain(merged)
     report.facts["profile"] = _profile(report, evidence)
     decide(report, evidence, merged)
+    if keeper is not None and settings.evidence is not None:
+        from ampcheck.bundle.making import keep
+
+        report.facts["evidence"] = keep(keeper, evidence, report, settings.evidence)
     return report
 
 
@@ -285,6 +290,15 @@ def _declaring(make_step: Callable[[], object], name: str, declared: dict[str, A
 
     build.__wrapped__ = make_step  # type: ignore[attr-defined]
     return build
+
+
+def _keeper(settings: config.Settings) -> Any:
+    """What watches the natural run for an evidence bundle, where bundles are asked for."""
+    if settings.evidence is None:
+        return None
+    from ampcheck.bundle.keeper import Keeper
+
+    return Keeper(settings.evidence_batch)
 
 
 def _profile(report: ContractReport, evidence: Evidence) -> dict[str, Any]:

@@ -1,60 +1,60 @@
-"""The `ampcheck` command: the catalogue, for a person at a terminal. Contracts are judged by `pytest --ampcheck`."""
+"""`ampcheck list` and `ampcheck explain`: the catalogue of checks, for a person at a terminal. No torch."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
-import sys
 import textwrap
 from collections.abc import Sequence
 
-import ampcheck
-from ampcheck.errors import UsageError
-from ampcheck.facts import cli as facts
+from ampcheck.cli.style import say, shade
 from ampcheck.registry import Check, expand, load_checks
 
-__all__ = ["main"]
+__all__ = ["explain", "listing"]
 
-EXIT_CODES = (
-    "exit codes: 0 all is well, 1 `facts --diff` found differences, 2 the command line is wrong (an unknown check, for one)"
-)
+LIST = """examples:
+  ampcheck list           all checks
+  ampcheck list AMP1      those of the order of a training step"""
+EXPLAIN = """example:
+  ampcheck explain AMP102"""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
+def add_listing(parser: argparse.ArgumentParser) -> None:
+    _ids(parser, "*", "only these: ids or prefixes, such as AMP1")
 
-    Args:
-        arguments: those of the command line without the program's name; the process's own if None.
 
-    Returns:
-        0, or 2 if the command line is wrong.
-    """
-    parser = argparse.ArgumentParser(prog="ampcheck", description=__doc__, epilog=EXIT_CODES)
-    parser.add_argument("--version", action="version", version=f"ampcheck {ampcheck.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="all checks: id, level, name, and what must hold", epilog=EXIT_CODES)
-    listing.add_argument("ids", nargs="*", metavar="ID", help="only these: ids or prefixes, such as AMP1")
-    explain = commands.add_parser("explain", help="why a check exists, and how to mend or silence it", epilog=EXIT_CODES)
-    explain.add_argument("ids", nargs="+", metavar="ID", help="ids or prefixes, such as AMP102")
-    facts.add_arguments(
-        commands.add_parser("facts", help="the autocast table of a device and torch version, and what moved between two")
-    )
-    options = parser.parse_args(arguments)
-    if options.command == "facts":
-        return facts.main(options)
-    try:
-        found = expand(options.ids, f"ampcheck {options.command}") if options.ids else list(load_checks())
-    except UsageError as error:
-        print(f"ampcheck: {error}", file=sys.stderr)
-        return 2
-    checks = [load_checks()[id] for id in found]
-    print(_table(checks) if options.command == "list" else "\n\n".join(map(_explanation, checks)))
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    _ids(parser, "+", "ids or prefixes, such as AMP102")
+
+
+def _ids(parser: argparse.ArgumentParser, count: str, help: str) -> None:
+    ids = parser.add_argument("ids", nargs=count, metavar="ID", help=help)
+    ids.completer = _completions  # type: ignore[attr-defined]  # read by argcomplete
+
+
+def _completions(prefix: str, **_: object) -> list[str]:
+    return [id for id in load_checks() if id.startswith(prefix.upper())]
+
+
+def listing(options: argparse.Namespace) -> int:
+    """A line for each check."""
+    checks = _checks(options)
+    width = max((len(check.slug) for check in checks), default=0)
+    for check in checks:
+        level = shade(f"{check.level:<7}", "yellow" if check.level == "warning" else "")
+        say(f"{shade(check.id, 'bold')}  {level}  {check.slug:<{width}}  {check.expected}")
     return 0
 
 
-def _table(checks: Sequence[Check]) -> str:
-    width = max((len(check.slug) for check in checks), default=0)
-    return "\n".join(f"{check.id}  {check.level:<7}  {check.slug:<{width}}  {check.expected}" for check in checks)
+def explain(options: argparse.Namespace) -> int:
+    """All that there is to say of each check."""
+    say("\n\n".join(map(_explanation, _checks(options))))
+    return 0
+
+
+def _checks(options: argparse.Namespace) -> Sequence[Check]:
+    known = load_checks()
+    return [known[id] for id in (expand(options.ids, f"ampcheck {options.command}") if options.ids else known)]
 
 
 def _explanation(check: Check) -> str:
@@ -64,7 +64,7 @@ def _explanation(check: Check) -> str:
     dtypes = "\n\nThere is one item for each declared 16-bit dtype." if check.per_dtype else ""
     id = check.id
     strict = f'\n          @ampcheck.contract(strict=["{id}"]) makes it an error' if check.level == "warning" else ""
-    return f"""{check.name} ({check.level})
+    return f"""{shade(f"{check.name} ({check.level})", "bold")}
 
 {inspect.cleandoc(check.doc)}
 

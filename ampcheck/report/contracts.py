@@ -22,6 +22,7 @@ def contract_entry(contract: ContractReport, root: Path) -> dict[str, Any]:
         "notes": plain(facts.get("notes", [])),
         "headroom": plain(facts.get("headroom", {})),
         "settings": plain(facts.get("settings", {})),
+        "evidence": relative(facts["evidence"], root) if facts.get("evidence") else None,
         "profile": relative_lines(plain(facts.get("profile", {})), root),
     }
 

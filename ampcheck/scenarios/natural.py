@@ -56,7 +56,8 @@ def natural(spec: Spec) -> Run:
 def _unwatched(spec: Spec) -> Run:
     with watch_casts() as sites:
         state = PrecisionProbe(sites)
-        run = spec.run("natural", Policy(), calls=None, probes=[ScheduleProbe(), state], inspect_graph=True, stage=state)
+        stage, probes = Together(state, *spec.beside), [ScheduleProbe(), state, *spec.beside]
+        run = spec.run("natural", Policy(), calls=None, probes=probes, inspect_graph=True, stage=stage)
     run.notes["precision"] = state.result
     return run
 
@@ -65,7 +66,8 @@ def _watched(spec: Spec) -> Run:
     flow, census, outline = FlowStage(), CensusStage(), OutlineStage()
     with watch_casts() as sites:
         state = PrecisionProbe(sites)
-        stage, probes = Together(census, flow, state, outline), [ScheduleProbe(), census.probe, state, outline.probe]
+        stage = Together(census, flow, state, outline, *spec.beside)
+        probes = [ScheduleProbe(), census.probe, state, outline.probe, *spec.beside]
         run = spec.run("natural", Policy(), calls=None, probes=probes, inspect_graph=True, stage=stage)
     run.notes["flow"], run.notes["precision"], run.notes["census"] = flow.flow, state.result, census.census
     run.notes["outline"] = outline.probe.outline

@@ -24,6 +24,7 @@ class Spec:
         device: device type it is judged on.
         timeout: seconds for each run.
         progress: told the name of each scenario as it begins.
+        beside: watchers of the natural run beside its own: each is a stage and a probe.
     """
 
     make_step: Callable[[], object]
@@ -31,6 +32,7 @@ class Spec:
     device: str = "cpu"
     timeout: float | None = None
     progress: Callable[[str], None] | None = None
+    beside: tuple[Any, ...] = ()
     costs: dict[str, Cost] = field(default_factory=dict)
     shared: SharedState = field(init=False)
 

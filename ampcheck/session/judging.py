@@ -121,6 +121,18 @@ class Judging:
         """An item failed before its contract was judged: the others do not try again."""
         group.report, group.blamed = group.without_verdicts(reason), True
 
+    def builder(self, group: Group, make_step: Callable[..., object], arguments: dict[str, Any]) -> Callable[[], object]:
+        """The contract's function with its fixtures bound; it raises a `ContractError` if one of them cannot be used."""
+        refused = refusal(arguments)
+
+        @functools.wraps(make_step)  # so that the contract, not this, is the place to blame
+        def build() -> object:
+            if refused:
+                raise ContractError(f"contract {group.contract}: {refused}")
+            return make_step(**arguments)
+
+        return build
+
     def judge(self, group: Group, make_step: Callable[..., object], arguments: dict[str, Any]) -> ContractReport:
         """Judge a contract, once, and keep the report.
 
@@ -131,19 +143,11 @@ class Judging:
         """
         from ampcheck import runner
 
-        refused = refusal(arguments)
-
-        @functools.wraps(make_step)  # so that the contract, not this, is the place to blame
-        def build() -> object:
-            if refused:
-                raise ContractError(f"contract {group.contract}: {refused}")
-            return make_step(**arguments)
-
         if self.progress is None:
             self.progress = Progress(self.config)
         group.environment = runner.environment(group.device)
         group.report = runner.judge(
-            build,
+            self.builder(group, make_step, arguments),
             contract=group.contract,
             device=group.device,
             options=group.contract_options,

@@ -13,7 +13,7 @@ from ampcheck.report import json as json_report
 from ampcheck.report import terminal
 from ampcheck.report.junit import properties
 from ampcheck.report.plain import contract_to_plain, cost_of, finding_of, plain, verdict_of, verdict_to_plain
-from ampcheck.report.text import one_line
+from ampcheck.report.text import one_line, relative
 from ampcheck.session.collect import NONE_FOUND, Found
 from ampcheck.session.items import ContractItem
 from ampcheck.session.publishing import Publishing
@@ -173,6 +173,9 @@ class Results:
         if report.contracts:
             for line, style in terminal.summary(report, self.config.rootpath):
                 reporter.write_line(line, **COLOURS[style])
+        for one in report.contracts:
+            if kept := one.facts.get("evidence"):
+                reporter.write_line(f"evidence: {one_line(relative(kept, self.config.invocation_params.dir))}", yellow=True)
         for contract in self.found.left_out:
             reporter.write_line(f"left out: {one_line(contract)} declares no device that was asked for", yellow=True)
         if self.problem:

@@ -28,7 +28,7 @@ def catalogue(monkeypatch):
         "AMP201": Check("AMP201", "skip", "error", "a skip is atomic", "guard it", (), judge),
     }
     monkeypatch.setattr(registry, "load_checks", lambda: found)
-    monkeypatch.setattr("ampcheck.cli.load_checks", lambda: found)
+    monkeypatch.setattr("ampcheck.cli.catalogue.load_checks", lambda: found)
 
 
 def test_list_shows_the_catalogue(capsys):
@@ -89,7 +89,7 @@ def test_help_documents_the_exit_codes(arguments, capsys):
     assert stopped.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "exit codes: 0 all is well" in shown
-    assert "2 the command line is wrong" in shown
+    assert "2 nothing could be done: a wrong command line" in shown
 
 
 def test_the_version(capsys):
