@@ -6,8 +6,10 @@ a Function's `apply` was bound to a name.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from ampcheck.trace.sources import _OWN, _location, _rank
 __all__ = ["Place", "called_from_python", "function_of", "place"]
 
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
-_APPLY = Function.apply.__func__.__code__  # type: ignore[attr-defined]
+#: `Function.apply`, while it is Python; from torch 2.14 on it leaves no frame, and `forward` itself has to be known by its code.
+_APPLY = getattr(getattr(Function.apply, "__func__", None), "__code__", None)
 _BACKWARD = tuple(
     vars(BackwardCFunction)[name].__code__ for name in ("apply", "apply_boxed") if name in vars(BackwardCFunction)
 )
@@ -73,11 +76,6 @@ def place(in_engine: bool, records: bool) -> Place:
             inside = False
         elif inside and code is _MODULE:
             module = module if module is not None else frame.f_locals.get("self")
-        elif inside and function is None and (code is _APPLY or code in _BACKWARD):
-            cls = frame.f_locals.get("cls") if code is _APPLY else getattr(frame.f_locals.get("self"), "_forward_cls", None)
-            if cls is not None and not cls.__module__.startswith("torch."):
-                function, in_backward, entry = cls, code is not _APPLY, last
-            forward_of_torch |= code is _APPLY
         else:
             rank = _rank(code.co_filename)
             if rank < 2:
@@ -89,6 +87,10 @@ def place(in_engine: bool, records: bool) -> Place:
                     site = site or last
                 else:
                     second = second or last
+            cls, forward = _custom(frame) if inside and function is None else (None, False)
+            if cls is not None and not cls.__module__.startswith("torch."):
+                function, in_backward, entry = cls, not forward, last
+            forward_of_torch |= forward
         frame = frame.f_back
     applying = (function is not None and not in_backward) or forward_of_torch
     if not in_engine:
@@ -113,12 +115,43 @@ def function_of(error: BaseException) -> tuple[str, str] | None:
     found: tuple[str, str] | None = None
     trace = error.__traceback__
     while trace is not None:
-        code, local = trace.tb_frame.f_code, trace.tb_frame.f_locals
-        if code is _APPLY or code in _BACKWARD:
-            cls = local.get("cls") if code is _APPLY else getattr(local.get("self"), "_forward_cls", None)
-            if cls is not None and not cls.__module__.startswith("torch."):
-                found = (cls.__name__, "forward" if code is _APPLY else "backward")
-        elif code is _MODULE:  # a module called from there has its own troubles
+        cls, forward = _custom(trace.tb_frame)
+        if cls is not None and not cls.__module__.startswith("torch."):
+            found = (cls.__name__, "forward" if forward else "backward")
+        elif trace.tb_frame.f_code is _MODULE:  # a module called from there has its own troubles
             found = None
         trace = trace.tb_next
     return found
+
+
+def _custom(frame: types.FrameType) -> tuple[Any, bool]:
+    """The autograd Function that a frame runs, and whether that is its forward; `(None, False)` if it runs none."""
+    code = frame.f_code
+    if code in _BACKWARD:
+        return getattr(frame.f_locals.get("self"), "_forward_cls", None), False
+    if _APPLY is not None:
+        return (frame.f_locals.get("cls"), True) if code is _APPLY else (None, False)
+    if code not in _FORWARDS:
+        _FORWARDS[code] = next((c for c in _below(Function) if code is _code_of(vars(c).get("forward"))), None)
+    cls = _FORWARDS[code]
+    if cls is None:
+        return None, False
+    # a subclass may have inherited it: the context knows
+    context = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    return getattr(context, "_forward_cls", cls), True
+
+
+#: Code -> the Function whose forward it is, or `None`.
+_FORWARDS: dict[types.CodeType, Any] = {}
+
+
+def _below(cls: type) -> Iterator[type]:
+    inner: type
+    for inner in cls.__subclasses__():
+        yield inner
+        yield from _below(inner)
+
+
+def _code_of(method: Any) -> types.CodeType | None:
+    """The code under a static method and its decorators, such as `custom_fwd`."""
+    return getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
