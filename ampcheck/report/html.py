@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 import ampcheck
@@ -57,16 +58,7 @@ def render(document: Mapping[str, Any]) -> str:
     shown = view(document)
     opened = sum(c.verdict == "failed" for c in shown.contracts[:3]) or (len(shown.contracts) == 1)
     pages = [_page(contract, index, index < opened) for index, contract in enumerate(shown.contracts)]
-    environment = Environment(
-        loader=PackageLoader("ampcheck", "report/templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["one_line"] = one_line
-    page = environment.get_template("report.html.jinja")
-    return page.render(
+    return _template().render(
         view=shown,
         pages=pages,
         counts=COUNTS,
@@ -75,6 +67,19 @@ def render(document: Mapping[str, Any]) -> str:
         install="" if pictures.available() else pictures.INSTALL,
         size=size,
     )
+
+
+@functools.cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("ampcheck", "report/templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["one_line"] = one_line
+    return environment.get_template("report.html.jinja")
 
 
 def _page(contract: Contract, index: int, opened: bool) -> Page:
