@@ -138,6 +138,9 @@ class Report:
 
     environment: dict[str, Any] = field(default_factory=dict)
     contracts: list[ContractReport] = field(default_factory=list)
+    #: What the contracts were compared with, and what has changed; see `ampcheck.baseline`.
+    baseline: dict[str, Any] | None = None
+    changes: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def findings(self) -> list[Finding]:

@@ -45,7 +45,7 @@ def coarse(value: float) -> float:
 def environment_of(environment: Mapping[str, Any], device: str) -> dict[str, str]:
     """What numbers and kernels depend on: device, card, torch and Python without the last number, TF32 flags."""
     tf32 = environment.get("tf32", {})
-    on = [name for name in sorted(tf32) if tf32[name]] if isinstance(tf32, Mapping) else []
+    on = [name for name in sorted(tf32) if tf32[name]] if isinstance(tf32, Mapping) and device == "cuda" else []
     return {
         "card": str(environment.get("card", "")),
         "device": device,

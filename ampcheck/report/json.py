@@ -26,7 +26,8 @@ def document(report: Report, root: Path) -> dict[str, Any]:
 
     Returns:
         `version`, `environment`, `findings` (those of a contract primary first, then by id), `items`, `costs`,
-        `optimizer_state` (bytes by slot) and `contracts` (settings, parity headroom and `ampcheck.profile.profile`);
+        `optimizer_state` (bytes by slot), `contracts` (settings, parity headroom and `ampcheck.profile.profile`), `baseline`
+        (what they were compared with, or null) and `changes` since;
         entries carry the device beside the contract, since one contract may be judged on several.
     """
     contracts = report.contracts
@@ -38,6 +39,8 @@ def document(report: Report, root: Path) -> dict[str, Any]:
         "costs": [{"contract": c.contract, "device": c.device, **cost.to_json()} for c in contracts for cost in c.costs],
         "optimizer_state": [{"contract": c.contract, "device": c.device, **plain(r)} for c in contracts for r in state_rows(c)],
         "contracts": [contract_entry(c, root) for c in contracts],
+        "baseline": plain(report.baseline),
+        "changes": plain(report.changes),
     }
 
 

@@ -25,7 +25,11 @@ class Hooks:
     def __init__(self, config: pytest.Config) -> None:
         self.judging = Judging(config)
         self.collection = Collection(self.judging)
-        self.results = Results(config, self.judging.settings)
+        self.results = Results(config, self.judging.settings, self.judging.gate)
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        # before xdist starts its workers, which is the last of these calls
+        self.judging.measure_base(session.config)
 
     def pytest_unconfigure(self) -> None:
         self.judging.close()
@@ -73,6 +77,10 @@ class Hooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
         self.results.crashed(crashitem, report, sched)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["ampcheck"] = self.judging.gate.told
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

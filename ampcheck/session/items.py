@@ -6,8 +6,11 @@ from typing import Any, NoReturn
 
 import pytest
 
+from ampcheck.baseline.changes import FAILING
 from ampcheck.findings import Verdict
+from ampcheck.report.changes import change_line
 from ampcheck.report.text import one_line, verdict_text
+from ampcheck.session.gate import BASELINE
 from ampcheck.session.judging import Group, Judging, Slot
 from ampcheck.session.reproduce import command
 
@@ -60,7 +63,19 @@ class ContractItem(pytest.Function):
             arguments = {name: self.funcargs[name] for name in self._fixtureinfo.argnames}
             self.judging.judge(self.group, self.obj.function, arguments)
             self.group.blamed = False
+        if self.slot.check == BASELINE:
+            self._compare()
+            return
         self._report(self.judging.verdict(self.group, self.slot))
+
+    def _compare(self) -> None:
+        """Report what has changed since the baseline."""
+        report = self.group.report
+        changes = None if report is None else report.facts.get("changes")
+        if changes is None:
+            raise pytest.skip.Exception("not-run: the contract was not judged", _use_item_location=True)
+        if any(change["verdict"] in FAILING for change in changes):
+            pytest.fail("\n".join([f"{self.name}: changed since the baseline", *map(change_line, changes)]), pytrace=False)
 
     def _report(self, verdict: Verdict) -> None:
         self.verdict = verdict

@@ -13,10 +13,11 @@ import pytest
 from ampcheck import registry
 from ampcheck.config import Settings, merge, settings_of
 from ampcheck.contract import Contract, Options
-from ampcheck.errors import ContractError
+from ampcheck.errors import ContractError, UsageError
 from ampcheck.findings import ContractReport, Verdict
 from ampcheck.session.arguments import refusal
 from ampcheck.session.devices import check_device, default_device, missing
+from ampcheck.session.gate import BASELINE, Gate
 from ampcheck.session.progress import Progress
 
 __all__ = ["Group", "Judging", "Slot"]
@@ -35,6 +36,8 @@ class Slot:
 
     @property
     def id(self) -> str:
+        if self.check == BASELINE:
+            return BASELINE
         return f"{self.check}-{self.slug}" + ("" if self.policy == "as-written" else f"-{self.policy}")
 
 
@@ -62,10 +65,11 @@ class Group:
 
     def without_verdicts(self, reason: str) -> ContractReport:
         """A report in which nothing was run, because of `reason`."""
+        slots = [slot for slot in self.slots if slot.check != BASELINE]
         return ContractReport(
             self.contract,
             self.device,
-            [Verdict(self.contract, slot.check, slot.slug, "not-run", slot.policy, reason) for slot in self.slots],
+            [Verdict(self.contract, slot.check, slot.slug, "not-run", slot.policy, reason) for slot in slots],
         )
 
 
@@ -77,6 +81,7 @@ class Judging:
         self.settings: Settings = settings_of(config)
         for device in self.settings.devices or ():
             check_device(device, "ampcheck_device")
+        self.gate = Gate(config, self.settings)
         self.progress: Progress | None = None
         self.config = config
         self.groups: dict[tuple[str, str], Group] = {}
@@ -85,8 +90,20 @@ class Judging:
 
     def close(self) -> None:
         """Put the environment back."""
+        self.gate.close()
         if self._cublas is None:
             os.environ.pop(CUBLAS, None)
+
+    def measure_base(self, config: pytest.Config) -> None:
+        """Measure the commit that this session is compared with, if it names one.
+
+        Raises:
+            pytest.UsageError: if that cannot be done.
+        """
+        try:
+            self.gate.measure(config)
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from None
 
     def plan(self, contract: Contract) -> tuple[tuple[str, ...], tuple[Slot, ...]]:
         """The devices that a contract is judged on, and what is reported for each.
@@ -103,6 +120,8 @@ class Judging:
             if (options.select is None or check.id in options.select) and check.id not in options.ignore
             for policy in (("as-written",) if not check.per_dtype or options.dtypes is None else options.dtypes)
         ]
+        if slots and self.gate.compares:
+            slots.append(Slot(BASELINE, BASELINE, "as-written"))
         return (default_device(),) if options.devices is None else options.devices, tuple(slots)
 
     def group(self, contract: str, device: str, declared: Contract, slots: tuple[Slot, ...]) -> Group:
@@ -154,6 +173,7 @@ class Judging:
             settings=self.settings,
             progress=self.progress.of(group.contract, group.device),
         )
+        self.gate.settle(group)
         return group.report
 
     def verdict(self, group: Group, slot: Slot) -> Verdict:

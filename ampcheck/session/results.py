@@ -11,10 +11,12 @@ from ampcheck.config import Settings
 from ampcheck.findings import ContractReport, Outcome, Report, Verdict
 from ampcheck.report import json as json_report
 from ampcheck.report import terminal
+from ampcheck.report.changes import changes_summary
 from ampcheck.report.junit import properties
 from ampcheck.report.plain import contract_to_plain, cost_of, finding_of, plain, verdict_of, verdict_to_plain
 from ampcheck.report.text import one_line, relative
 from ampcheck.session.collect import NONE_FOUND, Found
+from ampcheck.session.gate import BASELINE, Gate, Selection, Summary
 from ampcheck.session.items import ContractItem
 from ampcheck.session.publishing import Publishing
 from ampcheck.session.reproduce import command
@@ -34,7 +36,8 @@ COLOURS: dict[str, dict[str, bool]] = {"": {}, **{name: {name: True} for name in
 class Results:
     """Records travel as plain data on pytest's own reports, so that it is all one whether a worker is another process."""
 
-    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+    def __init__(self, config: pytest.Config, settings: Settings, gate: Gate) -> None:
+        self.gate, self.gated = gate, Summary()
         self.config = config
         self.settings = settings
         self.items: dict[str, dict[str, Any]] = {}
@@ -56,6 +59,8 @@ class Results:
         if report.failed and item.verdict is None and (line := command(self.config, item.nodeid)):
             report.sections.append(("ampcheck", f"reproduce {line}"))  # ended by pytest or a plugin, in words of its own
         record: dict[str, Any] = {"device": group.device, "verdict": verdict_to_plain(verdict), "findings": []}
+        if item.slot.check == BASELINE:
+            record["verdict"] = None  # what has changed travels with the contract
         ids = {verdict.follows or verdict.check} if verdict.outcome in ("failed", "warned", "xfailed") else set()
         if group.report is not None:
             record["findings"] = [
@@ -70,6 +75,8 @@ class Results:
                 record["contract"] = contract_to_plain(group.report)
                 record["environment"] = plain(group.environment)
         vars(report)["ampcheck"] = record
+        if record["verdict"] is None:
+            return
         # pytest's own JUnit report takes them from the report of the teardown, which has those of the item.
         finding = next((f for _, f in record["findings"]), None)
         told = properties({**verdict.to_json(), "device": group.device}, finding, self.config.rootpath)
@@ -81,23 +88,23 @@ class Results:
         record: dict[str, Any] | None = getattr(report, "ampcheck", None)
         if record is None or self.is_worker:
             return
-        self.items[report.nodeid] = record
-        key = (record["verdict"]["contract"], record["device"])
+        if record["verdict"] is not None:
+            self.items[report.nodeid] = record
         if contract := record.get("contract"):
-            self.contracts.setdefault(key, contract)
+            self.contracts.setdefault((contract["contract"], record["device"]), contract)
         if environment := record.get("environment"):
             self.environments.setdefault(record["device"], environment)
 
     def status(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """How pytest shows an item; None leaves it to pytest."""
         record: dict[str, Any] | None = getattr(report, "ampcheck", None)
-        if record is None or report.when != "call" or hasattr(report, "wasxfail") or report.failed:
+        if record is None or report.when != "call" or hasattr(report, "wasxfail") or report.failed or record["verdict"] is None:
             return None
         return STATUS.get(record["verdict"]["outcome"])
 
     def report(self) -> Report:
         """Everything that was reported; contracts by name, their findings primary first."""
-        grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        grouped: dict[tuple[str, str], list[dict[str, Any]]] = {key: [] for key in self.contracts}
         for record in self.items.values():
             grouped.setdefault((record["verdict"]["contract"], record["device"]), []).append(record)
         contracts = []
@@ -114,7 +121,8 @@ class Results:
                     whole["facts"],
                 )
             )
-        return Report(self._environment(), contracts)
+        changes = [change for contract in contracts for change in contract.facts.get("changes", ())]
+        return Report(self._environment(), contracts, self.gated.baseline, [*changes, *self.gated.changes])
 
     def worker_finished(self, node: Any) -> None:
         """On xdist's controller: what a worker found."""
@@ -126,11 +134,13 @@ class Results:
 
     def crashed(self, nodeid: str, report: pytest.TestReport, scheduler: Any) -> None:
         """On xdist's controller: a contract took its worker down; its other items are not run."""
-        if group_of(nodeid) is None:
+        if group_of(nodeid) is None or nodeid.endswith(f"-{BASELINE}]"):
             return
         vars(report)["ampcheck"] = _lost(nodeid, "failed", "the worker crashed while it judged this contract")
         reason = f"the worker crashed in {nodeid.rpartition('-AMP')[0].rpartition('::')[2]}]"
         for other in getattr(scheduler, "given_up", ()):
+            if other.endswith(f"-{BASELINE}]"):
+                continue
             record = _lost(other, "not-run", reason)
             path = other.partition("::")[0]
             skipped = pytest.TestReport(
@@ -147,6 +157,7 @@ class Results:
 
     def finish(self, session: pytest.Session, found: Found) -> None:
         """Hand over to the controller, or write the report."""
+        self.gate.leave()
         if self.is_worker:
             session.config.workeroutput["ampcheck"] = vars(found)  # type: ignore[attr-defined]
             return
@@ -157,6 +168,11 @@ class Results:
         else:
             self.found = found
         if self.publishing is not None:
+            finished = session.exitstatus in (0, 1, 5) and not session.shouldstop and not session.shouldfail
+            self.gated = self.gate.finish(self.report().contracts, Selection(self.config, finished))
+            self.problem = self.gated.problem or self.problem
+            if self.gated.fails and session.exitstatus in (0, 5):
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
             self.problem = self.publishing.write(self.document()) or self.problem
         if self.problem:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
@@ -176,6 +192,10 @@ class Results:
         for one in report.contracts:
             if kept := one.facts.get("evidence"):
                 reporter.write_line(f"evidence: {one_line(relative(kept, self.config.invocation_params.dir))}", yellow=True)
+        for line, style in changes_summary(report.changes, report.baseline):
+            reporter.write_line(line, **COLOURS[style])
+        for note in self.gated.notes:
+            reporter.write_line(note, **COLOURS["bold"])
         for contract in self.found.left_out:
             reporter.write_line(f"left out: {one_line(contract)} declares no device that was asked for", yellow=True)
         if self.problem:

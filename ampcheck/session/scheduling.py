@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 __all__ = ["group_of", "make_scheduler", "parts_of"]
 
-ITEM = re.compile(r"(?P<contract>.+\[(?:.+-)?(?P<device>[a-z]+))-(?P<check>AMP[1-9]\d\d)-(?P<slug>[a-z0-9-]+)\]", re.DOTALL)
+ITEM = re.compile(
+    r"(?P<contract>.+\[(?:.+-)?(?P<device>[a-z]+))-(?:(?P<check>AMP[1-9]\d\d)-(?P<slug>[a-z0-9-]+)|baseline)\]", re.DOTALL
+)
 
 
 def group_of(nodeid: str) -> str | None:
@@ -22,7 +24,7 @@ def group_of(nodeid: str) -> str | None:
 def parts_of(nodeid: str) -> tuple[str, str, str, str]:
     """Contract, device, check, and slug with dtype, of the id of a contract's item."""
     found = ITEM.fullmatch(nodeid)
-    if found is None:
+    if found is None or not found["check"]:
         raise ValueError(nodeid)
     name, _, params = found["contract"].removesuffix(found["device"]).rpartition("[")
     return f"{name}[{params[:-1]}]" if params else name, found["device"], found["check"], found["slug"]

@@ -274,4 +274,6 @@ def test_a_fingerprint_keeps_what_was_found_and_not_what_follows() -> None:
     assert found["findings"] == {"AMP102": "failed", "AMP502 float16": "warned"}
     assert found["judged"] == {"1": "AMP101 AMP102", "2": "AMP201", "5": "AMP502"}
     assert found["headroom"] == {"as-written gradient": 0.2}
-    assert found["environment"] == {"card": "", "device": "cpu", "python": "3.11", "tf32": "cudnn", "torch": "2.13"}
+    assert found["environment"] == {"card": "", "device": "cpu", "python": "3.11", "tf32": "off", "torch": "2.13"}
+    on_card = fingerprint({"device": "cuda"}, [], {**environment, "card": "H200"})["environment"]
+    assert (on_card["card"], on_card["tf32"]) == ("H200", "cudnn")
