@@ -10,6 +10,7 @@ from typing import Any
 from ampcheck.cli.style import say
 from ampcheck.errors import UsageError
 from ampcheck.findings import SCHEMA_VERSION
+from ampcheck.report.text import one_line
 
 FORMATS = ("html", "markdown", "sarif", "junit", "json")
 EXAMPLE = """example:
@@ -63,6 +64,9 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path}: refused: it was written by a newer ampcheck (version {version}; this one reads {SCHEMA_VERSION}); update ampcheck"
         )
+    from ampcheck.report.schema import check
+
+    check(document, one_line(path))
     return document
 
 
