@@ -55,6 +55,7 @@ def test_a_good_contract_passes_and_what_was_not_judged_is_said(gate, project):
 def test_every_report_is_there_and_a_fault_fails(gate, project):
     result = gate(AMPCHECK_REPORTS="made here/reports")
     assert result.ret == 1
+    result.stdout.fnmatch_lines(["ampcheck on cpu: * of 8 items judged, *"])  # after a failure too
     made = project.path / "made here" / "reports"
     assert {path.name for path in made.iterdir()} == {f"cpu.{kind}" for kind in ("json", "html", "md", "sarif", "xml")}
     assert all(path.stat().st_size > 100 for path in made.iterdir())
