@@ -20,7 +20,7 @@ from ampcheck.report.view import COUNTS, Contract, view
 __all__ = ["DRAWN", "render"]
 
 #: Pictures are drawn for so many contracts, those that need eyes first; the others have tables.
-DRAWN = 12
+DRAWN = 8
 
 
 @dataclass

@@ -19,6 +19,8 @@ COUNTS = ("passed", "failed", "warned", "xfailed", "inconclusive", "not-run")
 NAME = 160
 #: So many different texts of one fault are shown.
 TEXTS = 3
+#: Lines of one text that are shown.
+LINES = 20
 #: An entry of the document, and what names a contract in it.
 Entry = Mapping[str, Any]
 State = Literal["failed", "warned", "unjudged", "passed"]
@@ -195,6 +197,13 @@ def _number(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"
 
 
+def _body(text: object) -> str:
+    """Foreign text of several lines, but not of hundreds."""
+    lines = clean(text).split("\n")
+    more = len(lines) - LINES
+    return "\n".join([*lines[:LINES], *([f"({more} more lines)"] if more > 0 else [])])
+
+
 # -- findings -------------------------------------------------------------------------------------------------------
 
 
@@ -224,7 +233,7 @@ def _faults(document: Entry) -> list[Fault]:
 
 def _add(found: dict[tuple[str, ...], Fault], finding: Entry, level: str, followers: set[str]) -> None:
     where = finding.get("location")
-    place, seen = _place(where), clean(finding["seen"])
+    place, seen = _place(where), _body(finding["seen"])
     policy = finding["policy"]
     contract = name_of(finding) if policy == "as-written" else f"{name_of(finding)} in {one_line(policy, 20)}"
     key = (level, finding["id"], place or f"{seen}\n{finding['contract'].partition('::')[0]}")
@@ -234,8 +243,8 @@ def _add(found: dict[tuple[str, ...], Fault], finding: Entry, level: str, follow
             one_line(finding["id"], 20),
             one_line(finding["slug"], 80),
             level,
-            clean(finding.get("expected", "")),
-            clean(finding.get("fix", "")),
+            _body(finding.get("expected", "")),
+            _body(finding.get("fix", "")),
             place,
             _spot(where, finding["contract"]),
             one_line(where["function"], NAME) if where else "",
@@ -281,7 +290,7 @@ def _change(entry: Entry) -> Change:
         one_line(entry["verdict"], 20),
         name_of(entry),
         one_line(entry["kind"], 80),
-        clean(entry["text"]),
+        _body(entry["text"]),
         "" if where is None else one_line(f"{where['file']}:{where['line']}"),
         _spot(where, entry["contract"]),
     )
@@ -290,7 +299,7 @@ def _change(entry: Entry) -> Change:
 def _baseline(entry: Entry | None) -> str | None:
     if entry is None:
         return None
-    named = [f"{key} {one_line(entry[key])}" for key in ("path", "revision") if entry.get(key)]
+    named = [one_line(entry[key]) for key in ("path", "revision") if entry.get(key)]
     again = entry.get("reevaluated")
     return " ".join(["Compared with", *(named or ["a baseline"])]) + (f"; judged anew: {one_line(again)}" if again else "")
 
@@ -333,7 +342,7 @@ def _reasons(items: Iterable[Entry], outcome: str) -> list[Reason]:
     for item in items:
         if item["outcome"] != outcome:
             continue
-        reason = clean(item["reason"]) or "no reason was given"
+        reason = _body(item["reason"]) or "no reason was given"
         entry = found.setdefault(reason, Reason(outcome, reason))
         entry.count += 1
         check = f"{one_line(item['check'], 20)} {one_line(item.get('slug', ''), 80)}".strip()

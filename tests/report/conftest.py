@@ -23,7 +23,7 @@ def build(text: Text = lambda n: f"text {n}") -> dict[str, Any]:
 
     def finding(id: str, level: str, where: Any, first: int, contract: dict[str, str] = red) -> dict[str, Any]:
         told = {"expected": text(first), "seen": text(first + 1), "fix": text(first + 2), "reproduce": text(first + 3)}
-        facts = {"slug": "a-rule", "policy": "as-written", "evidence": {text(first + 4): text(first + 5)}}
+        facts = {"slug": text(first + 80), "policy": "as-written", "evidence": {text(first + 4): text(first + 5)}}
         return {"id": id, "level": level, "location": where, **contract, **told, **facts}
 
     def item(check: str, outcome: str, reason: str = "", contract: dict[str, str] = red, **more: Any) -> dict[str, Any]:

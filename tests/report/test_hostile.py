@@ -145,6 +145,7 @@ COMMAND = re.compile(r"::(?P<level>error|warning|notice) (?P<values>[^:]*)::(?P<
 @HOSTILE
 @given(TEXT)
 @example(ALL)
+@example(",line=1")
 def test_workflow_commands_are_ours_alone(document: Build, text: str) -> None:
     lines = list(commands(hostile(document, text)))
     assert len(lines) == 5
