@@ -115,7 +115,6 @@ def _torchvision() -> dict[str, Entry]:
     small += (
         "convnext_tiny",
         "swin_t",
-        "swin_v2_t",
         "densenet121",
         "vgg11_bn",
         "shufflenet_v2_x1_0",
@@ -126,6 +125,8 @@ def _torchvision() -> dict[str, Entry]:
     found = {name: vision(name) for name in small}
     found["googlenet"] = vision("googlenet", aux_logits=False, init_weights=False)
     found["vit_b_32"] = vision("vit_b_32", size=224, batch=8)
+    # windows of 8 have to divide every level: keys of padded tokens are zero, and the gradient of their norm overflows float16
+    found["swin_v2_t"] = vision("swin_v2_t", size=256, batch=4)
     found["maxvit_t"] = vision("maxvit_t", size=224, batch=4)
     found |= {name: segmenter(name) for name in ("fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")}
     found |= {

@@ -144,7 +144,8 @@ def gradient_parity(evidence: Evidence) -> Iterator[Result]:
     The reference runs in FP32, whatever the code asks for. How much rounding moves this model's gradient is measured, not
     assumed: FP32 steps whose results are rounded to 16-bit mantissas. A step in 16 bits may deviate by a small multiple of
     that. An excess must be seen in two steps, each started from the reference's own state, since in a single one a ReLU or a
-    maximum may have flipped.
+    maximum may have flipped. Where rounding alone moves the whole gradient by a third, as in a deep BatchNorm network, the
+    parameters that it leaves clear are judged together, if they are a quarter of all.
 
     Source: Micikevicius et al., "Mixed Precision Training" (ICLR 2018).
     """

@@ -43,6 +43,8 @@ LIMITS: dict[Quantity, dict[str, float]] = {
 BLIND = 0.3
 #: A tensor that holds less than this part of the gradient's norm is not judged by itself.
 NEGLIGIBLE = 1e-3
+#: Where rounding blinds the whole gradient it is judged by the tensors that it does not, if they are this part of all.
+CLEAR = 0.25
 #: Above this part of a limit a deviation is suspicious: more is drawn before anything is said.
 SUSPICIOUS = 0.5
 #: Part of the gradient's sum of absolute values that may be lost to zero beyond what rounding loses; and of one tensor's.
@@ -247,23 +249,55 @@ def _whole(parity: Parity, quantity: Quantity) -> Iterator[Series]:
         if JUDGED in step.runs:
             groups.setdefault(step.ordinal, {}).setdefault(step.unit, []).append(step)
     for ordinal, units in sorted(groups.items()):
-        one = Series(quantity, f"step {ordinal + 1} of the call" if len(groups) > 1 else "")
-        for unit, steps in units.items():
-            chosen = {id(s): _present(parity, s, quantity) for s in steps}
-            sizes = [(s.sizes if quantity == "gradient" else s.moves)[i] for s in steps for i in chosen[id(s)]]
-            runs: dict[str, list[float]] = {}
-            for run in steps[0].runs:
-                draws = min(len(s.runs.get(run, ())) for s in steps)
-                runs[run] = [
-                    _norm(_of(s.runs[run][k], quantity)[i] for s in steps for i in chosen[id(s)]) for k in range(draws)
-                ]
-            if sizes and quantity == "update":
-                grain = _norm(s.grains[i] for s in steps for i in chosen[id(s)])
-                runs[JUDGED] = [max(0.0, error - grain) for error in runs[JUDGED]]
-            if sizes:
-                one.add(unit, _norm(sizes), runs)
+        label = f"step {ordinal + 1} of the call" if len(groups) > 1 else ""
+        one = _together(parity, quantity, label, units)
+        if quantity == "gradient" and _blind(one):
+            clear, among = _clear(parity, units)
+            if clear and len(clear) >= CLEAR * among:
+                part = f"of the {len(clear)} of {among} parameters that rounding leaves clear"
+                one = _together(parity, quantity, f"{label} {part}".strip(), units, clear)
         if one.seen:
             yield one
+
+
+def _together(
+    parity: Parity, quantity: Quantity, label: str, units: dict[int, list[Step]], only: set[tuple[int, int]] | None = None
+) -> Series:
+    """The norm over all parameters, or over those of `only`: pairs of optimizer and position."""
+    one = Series(quantity, label)
+    for unit, steps in units.items():
+        chosen = {id(s): [i for i in _present(parity, s, quantity) if only is None or (s.optimizer, i) in only] for s in steps}
+        sizes = [(s.sizes if quantity == "gradient" else s.moves)[i] for s in steps for i in chosen[id(s)]]
+        runs: dict[str, list[float]] = {}
+        for run in steps[0].runs:
+            draws = min(len(s.runs.get(run, ())) for s in steps)
+            runs[run] = [_norm(_of(s.runs[run][k], quantity)[i] for s in steps for i in chosen[id(s)]) for k in range(draws)]
+        if sizes and quantity == "update":
+            grain = _norm(s.grains[i] for s in steps for i in chosen[id(s)])
+            runs[JUDGED] = [max(0.0, error - grain) for error in runs[JUDGED]]
+        if sizes:
+            one.add(unit, _norm(sizes), runs)
+    return one
+
+
+def _blind(one: Series) -> bool:
+    return bool(one.draws) and all(max(draws, default=math.inf) > BLIND for draws in one.draws.values())
+
+
+def _clear(parity: Parity, units: dict[int, list[Step]]) -> tuple[set[tuple[int, int]], int]:
+    """The parameters whose gradient no draw moves by more than `BLIND`, and how many there are that hold anything."""
+    found: dict[tuple[int, int], bool] = {}
+    for steps in units.values():
+        whole = _norm(size for s in steps for size in s.sizes)
+        for s in steps:
+            for i in _present(parity, s, "gradient"):
+                size = s.sizes[i] or 0.0
+                if size < NEGLIGIBLE * whole or size == 0.0:
+                    continue
+                moved = [d.gradient[i] for run in YARDSTICKS for d in s.runs.get(run, ())]
+                clear = all(error is not None and error <= BLIND * size for error in moved)
+                found[s.optimizer, i] = found.get((s.optimizer, i), True) and clear
+    return {key for key, clear in found.items() if clear}, len(found)
 
 
 def _present(parity: Parity, step: Step, quantity: Quantity) -> list[int]:

@@ -89,6 +89,29 @@ def test_a_tensor_whose_gradient_is_noise_is_blind() -> None:
     assert states(parity(step(0, errors, [1e-3, 0.4, 0.0]), step(1, errors, [1e-3, 0.4, 0.0])), "tensor")["b"] == "blind"
 
 
+def test_a_gradient_that_is_noise_as_a_whole_is_judged_by_what_rounding_leaves_clear() -> None:
+    draws: list[float | None] = [0.9, 1e-3, 0.0]
+    part = "of the 1 of 2 parameters that rounding leaves clear"
+    right, wrong = ([0.9, 1e-3, 0.0], [0.9, 0.3, 0.0])
+    assert states(parity(step(0, right, draws), step(1, right, draws)), "gradient") == {part: "within"}
+    assert states(parity(step(0, wrong, draws), step(1, wrong, draws)), "gradient") == {part: "excess"}
+    # it must be clear in every step
+    assert states(parity(step(0, wrong, draws), step(1, wrong, [0.9, 0.2, 0.0])), "gradient") == {"": "blind"}
+
+
+def test_a_few_clear_parameters_among_many_do_not_judge_the_gradient() -> None:
+    steps = [step(u, [0.9, 1e-3, 0.0], [0.9, 1e-3, 0.0]) for u in (0, 1)]
+    for s in steps:
+        s.names += [f"d{i}" for i in range(5)]
+        for values in (s.sizes, s.mass, s.moves, s.grains):
+            values += [1.0] * 5
+        for deviation in (d for ds in s.runs.values() for d in ds):
+            deviation.gradient, deviation.lost, deviation.update = (
+                [*deviation.gradient, *[0.9] * 5], [*deviation.lost[:3], *[0.0] * 5], [*deviation.update[:3], *[0.0] * 5],
+            )  # fmt: skip
+    assert states(parity(*steps), "gradient") == {"": "blind"}
+
+
 def test_no_update_is_more_exact_than_the_last_place_of_its_weight() -> None:
     both = [step(u, [0.0] * 3, [0.0] * 3, update=[0.1, 0.1, 0.1]) for u in (0, 1)]
     assert states(parity(*both), "update") == {"": "excess"}
