@@ -71,7 +71,7 @@ class Watch(Stage, Probe):
                 self._note(
                     call, f"the returned number {lost[0]} is not finite" if lost != ["value"] else "the loss is not finite"
                 )
-            if call in unsettled_skips(trace):
+            if trace.steps and call in unsettled_skips(trace):
                 self._note(call, "the step was skipped at a loss scale that had been good enough")
         return False
 
@@ -80,6 +80,9 @@ class Watch(Stage, Probe):
             raised = built.recorder.trace.raised
             if raised is not None:
                 self._note(raised.call, f"the step raised {raised}")
+            # The scale of a loop that never takes a step does not settle, it is lost.
+            elif not built.recorder.trace.steps and (skipped := unsettled_skips(built.recorder.trace)):
+                self._note(skipped[0], "every step was skipped")
         self._recorder = None
 
     # -- gradients and losses ----------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from typing import Any
 
 from ampcheck.cli.report import FORMATS
 from ampcheck.cli.style import complain, say
-from ampcheck.config import DTYPES, Settings
+from ampcheck.config import DTYPES, Settings, merge
 from ampcheck.contract import Contract, Options
 from ampcheck.errors import UsageError
+from ampcheck.findings import ContractReport, Report
 from ampcheck.report.text import one_line
 
 EXAMPLE = """The function is imported from the current directory, and builds the step afresh at each call. It may be a contract; its one
@@ -62,8 +63,6 @@ def main(options: argparse.Namespace) -> int:
         budget=options.budget,
         evidence=None if options.evidence is None else options.evidence.absolute(),
     )
-    from ampcheck.config import merge
-
     merge(Options(), settings)  # refuses what is not known before anything is imported
     function, declared = load(options.target)
     os.environ.setdefault(
@@ -74,10 +73,11 @@ def main(options: argparse.Namespace) -> int:
     device = check_device(options.device or default_device(), "--device")
     if reason := missing(device):
         raise UsageError(reason)
-    from ampcheck.findings import Report
     from ampcheck.runner import environment, judge
 
     report = judge(bound(function, device), contract=options.target, device=device, options=declared, settings=settings)
+    judged = report.facts["judged"] = report.judged
+    _select(report, merge(declared, settings).select)
     whole = Report(environment(device), [report])
     _print(whole, device)
     if targets := {name: path for name in FORMATS if (path := getattr(options, name)) is not None}:
@@ -85,9 +85,18 @@ def main(options: argparse.Namespace) -> int:
         from ampcheck.report.json import document
 
         write_all(document(whole, Path.cwd()), targets)
-    if not report.judged:
+    if not judged:
         complain("ampcheck run: no check of scaler order and scaling reached a verdict; --json says why for each")
-    return 0 if report.ok and report.judged else 1
+    return 0 if report.ok and judged else 1
+
+
+def _select(report: ContractReport, ids: tuple[str, ...] | None) -> None:
+    """Leave what was asked for in the report, and the findings that it follows from."""
+    if ids is None:
+        return
+    report.verdicts = [verdict for verdict in report.verdicts if verdict.check in ids]
+    shown = {verdict.follows or verdict.check for verdict in report.verdicts}
+    report.findings = [finding for finding in report.findings if finding.id in shown]
 
 
 def _listed(text: str) -> tuple[str, ...]:
