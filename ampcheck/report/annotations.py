@@ -24,7 +24,7 @@ def commands(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         prefix: the folder of pytest's rootdir seen from the root of the repository, with `/`; empty if they are the same.
     """
     shown = view(document)
-    changes = [_change(change, prefix) for change in shown.changes if change.blocks]
+    changes = [_change(change, prefix) for change in shown.untold]
     errors = [*changes, *(_fault(fault, prefix) for fault in shown.errors)]
     warnings = [_fault(fault, prefix) for fault in shown.warnings]
     yield from errors[:MOST]

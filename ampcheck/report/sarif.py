@@ -28,7 +28,7 @@ def render(document: Mapping[str, Any], prefix: str = "") -> str:
     """
     shown = view(document)
     rules: dict[str, dict[str, Any]] = {}
-    results = [_change(change, rules, prefix) for change in shown.changes if change.blocks]
+    results = [_change(change, rules, prefix) for change in shown.untold]
     results += [_fault(fault, rules, prefix) for fault in [*shown.errors, *shown.warnings]]
     driver = {"name": "ampcheck", "semanticVersion": ampcheck.__version__, "rules": list(rules.values())}
     run = {

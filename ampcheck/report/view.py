@@ -42,7 +42,7 @@ class Fault:
         id, slug, level, expected, fix, place: of the finding; `place` as text, empty where no single line is to blame.
         spot: the place, if it is a file below the root; else the file of the contract.
         function: the function at the place, if there is one.
-        seen: the first few different texts, and `more_seen` how many others.
+        seen: the first few different texts, and `others` the rest.
         contracts: `name_of` each contract.
         followers: ids of checks that fail because of this one.
         reproduce: the command that runs the first of its items alone; empty where it is not known.
@@ -57,7 +57,7 @@ class Fault:
     spot: Spot | None
     function: str = ""
     seen: list[str] = field(default_factory=list)
-    more_seen: int = 0
+    others: set[str] = field(default_factory=set)
     contracts: list[str] = field(default_factory=list)
     followers: list[str] = field(default_factory=list)
     reproduce: str = ""
@@ -65,6 +65,10 @@ class Fault:
     @property
     def name(self) -> str:
         return f"{self.id} {self.slug}".strip()
+
+    @property
+    def more_seen(self) -> int:
+        return len(self.others)
 
     @property
     def silence(self) -> str:
@@ -139,6 +143,16 @@ class View:
     inconclusive: list[Reason]
     not_run: list[Reason]
     expected: list[Reason]
+
+    @property
+    def untold(self) -> list[Change]:
+        """Changes that block and are not told by an error: a finding that is new is both."""
+        told = [(fault.id, name) for fault in self.errors for name in fault.contracts]
+        return [
+            change
+            for change in self.changes
+            if change.blocks and not any(change.text.startswith(id) and name.startswith(change.contract) for id, name in told)
+        ]
 
 
 def name_of(entry: Entry) -> str:
@@ -254,7 +268,7 @@ def _add(found: dict[tuple[str, ...], Fault], finding: Entry, level: str, follow
         if len(fault.seen) < TEXTS:
             fault.seen.append(seen)
         else:
-            fault.more_seen += 1
+            fault.others.add(seen)
     if contract not in fault.contracts:
         fault.contracts.append(contract)
     fault.followers = sorted({*fault.followers, *followers})

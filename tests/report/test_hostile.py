@@ -153,7 +153,8 @@ def test_workflow_commands_are_ours_alone(document: Build, text: str) -> None:
         assert line.splitlines() == [line] and not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e]", line)
         found = COMMAND.fullmatch(line)
         assert found is not None
-        assert {value.partition("=")[0] for value in found["values"].split(",")} <= {"file", "line", "title"}
+        names = [value.partition("=")[0] for value in found["values"].split(",")]
+        assert set(names) <= {"file", "line", "title"} and len(set(names)) == len(names)
         assert not re.search(r"%(?!25|0A|0D)", found["message"])
 
 
