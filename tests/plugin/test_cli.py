@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from ampcheck import __version__, registry
-from ampcheck.cli import main
+from ampcheck.cli import COMMANDS, main
 from ampcheck.registry import Check
 
 
@@ -82,14 +83,15 @@ def test_a_wrong_command_line_is_exit_code_two(arguments, capsys):
     assert capsys.readouterr().err.startswith("usage: ampcheck")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["explain", "--help"]])
-def test_help_documents_the_exit_codes(arguments, capsys):
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_documents_the_exit_codes_and_gives_an_example(command, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(arguments)
+        main([*command.split(), "--help"])
     assert stopped.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "exit codes: 0 all is well" in shown
     assert "2 nothing could be done: a wrong command line" in shown
+    assert f"ampcheck {command}" in shown.partition("example" if command else "usage")[2]
 
 
 def test_the_version(capsys):
@@ -100,9 +102,72 @@ def test_the_version(capsys):
 
 def test_the_command_explains_every_real_check():
     program = (
-        "import sys\nfrom ampcheck.cli import main\nmain(['list'])\ncode = main(['explain', 'AMP'])\n"
+        "import sys\nfrom ampcheck.cli import COMMANDS, main\nmain(['list'])\ncode = main(['explain', 'AMP'])\n"
         "assert 'torch' not in sys.modules\nsys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "AMP102-clip-scaled-gradients (error)" in done.stdout
+
+
+def test_nothing_but_what_runs_torch_imports_it(tmp_path):
+    (tmp_path / "report.json").write_text('{"version": 1, "environment": {}, "findings": [], "items": [], "costs": []}')
+    program = """
+import sys
+from ampcheck.cli import main
+for arguments in (["init", "--stdout"], ["report", "report.json", "--markdown", "out.md"], ["replay", "nowhere.pt"]):
+    main(arguments)
+sys.exit("torch" in sys.modules or "numpy" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("tty", "environment", "coloured"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": ""}, True),
+        (True, {"TERM": "dumb"}, False),
+    ],
+)
+def test_colours_are_for_a_terminal_that_wants_them(tty, environment, coloured, monkeypatch, capsys):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: tty, raising=False)
+    main(["list", "AMP108"])
+    assert ("\x1b[33m" in capsys.readouterr().out) == coloured
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault():
+    program = "import sys\nfrom ampcheck.cli import main\nsys.exit(main(['explain', 'AMP']))"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr.read() == ""
+    child.stderr.close()
+    assert child.wait() == 0
+
+
+def complete(line, tmp_path):
+    """What a shell is told after this line."""
+    out = tmp_path / "completions"
+    environment = {
+        **os.environ, "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": line, "COMP_POINT": str(len(line)),
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(out), "COMP_TYPE": "9",
+    }  # fmt: skip
+    command = [sys.executable, "-c", "from ampcheck.cli import main; main()"]
+    subprocess.run(command, env=environment, capture_output=True, check=False)
+    return [word.strip() for word in out.read_text().splitlines()] if out.exists() else None
+
+
+def test_the_shell_completes_commands_and_checks(tmp_path):
+    pytest.importorskip("argcomplete")
+    assert "explain" in complete("ampcheck e", tmp_path)
+    assert "AMP102" in complete("ampcheck explain AMP10", tmp_path)
+    assert "--stdout" in complete("ampcheck init --st", tmp_path)
