@@ -18,7 +18,7 @@ def contract_entry(contract: ContractReport, root: Path) -> dict[str, Any]:
     return {
         "contract": contract.contract,
         "device": contract.device,
-        "judged": contract.judged,
+        "judged": facts.get("judged", contract.judged),
         "notes": plain(facts.get("notes", [])),
         "headroom": plain(facts.get("headroom", {})),
         "settings": plain(facts.get("settings", {})),

@@ -46,6 +46,7 @@ class Page:
     settings: list[tuple[str, str]]
     notes: list[str]
     first_nonfinite: str
+    bundle: str
     seconds: float
 
 
@@ -99,6 +100,7 @@ def _page(contract: Contract, index: int, opened: bool) -> Page:
         [(one_line(name, 40), _setting(value)) for name, value in settings.items() if value],
         [one_line(note) for note in contract.raw.get("notes") or ()],
         _first(profile.get("first_nonfinite")),
+        one_line(contract.raw.get("evidence") or ""),
         sum(cost["seconds"] for cost in contract.costs),
     )
 
