@@ -121,7 +121,7 @@ def _checked(data: Any, path: Path) -> dict[str, Fingerprint]:
         )
     if version != VERSION or isinstance(version, bool):
         raise refuse("version", f"{_shown(version)} is not {VERSION}")
-    for key in data.keys() - {"version", "contracts"}:
+    for key in sorted(data.keys() - {"version", "contracts"}):
         raise refuse(_shown(key), "there is no such key in a baseline")
     contracts = data.get("contracts")
     if not isinstance(contracts, dict):
@@ -131,7 +131,7 @@ def _checked(data: Any, path: Path) -> dict[str, Fingerprint]:
             raise refuse(_shown(name), "not the name of a contract and a device, as in 'tests/test_amp.py::mlp [cpu]'")
         if not isinstance(facts, dict):
             raise refuse(_shown(name), "not an object")
-        for key in facts.keys() ^ FACTS.keys():
+        for key in [*sorted(facts.keys() - FACTS.keys()), *sorted(FACTS.keys() - facts.keys())]:
             raise refuse(f"{_shown(name)}: {_shown(key)}", "missing" if key in FACTS else "there is no such fact")
         for key, valid in FACTS.items():
             if problem := valid(facts[key]):

@@ -9,7 +9,7 @@ from typing import Any
 from ampcheck.findings import Verdict
 from ampcheck.trace.ops import LOW
 
-__all__ = ["Fingerprint", "bits", "coarse", "environment_of", "fingerprint", "key_of"]
+__all__ = ["OUTSIDE", "Fingerprint", "bits", "coarse", "environment_of", "fingerprint", "key_of"]
 
 #: JSON data with the keys of `fingerprint`.
 Fingerprint = dict[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ampcheck.baseline.changes import Change, Verdict
-from ampcheck.baseline.fingerprint import bits
+from ampcheck.baseline.fingerprint import OUTSIDE, bits
 
 __all__ = ["compare_modules", "compare_ops", "listed", "pairs"]
 
@@ -34,7 +34,7 @@ def pairs(base: Rows, now: Rows) -> tuple[list[tuple[str, str]], list[str], list
         Pairs of paths; paths that are gone; paths that are new.
     """
     found = [(name, name) for name in base if name in now]
-    gone, added = sorted(base.keys() - now.keys()), sorted(now.keys() - base.keys())
+    gone, added = sorted(base.keys() - now.keys() - {OUTSIDE}), sorted(now.keys() - base.keys() - {OUTSIDE})
     for exactly in (True, False):
         likely = [
             (-difflib.SequenceMatcher(None, old, new, autojunk=False).ratio(), old, new)

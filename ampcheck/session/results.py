@@ -192,7 +192,7 @@ class Results:
         for one in report.contracts:
             if kept := one.facts.get("evidence"):
                 reporter.write_line(f"evidence: {one_line(relative(kept, self.config.invocation_params.dir))}", yellow=True)
-        for line, style in changes_summary(report.changes, report.baseline):
+        for line, style in changes_summary(report.changes, report.baseline) if report.contracts or report.changes else ():
             reporter.write_line(line, **COLOURS[style])
         for note in self.gated.notes:
             reporter.write_line(note, **COLOURS["bold"])

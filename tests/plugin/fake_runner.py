@@ -1,7 +1,7 @@
 """A pytest plugin that stands in for the runner: four checks, and verdicts that the contract itself dictates.
 
 A contract returns a dict: `{"AMP102": "failed"}` gives that outcome, everything else passes; `"AMP502 float16"` is for one
-dtype, `entered` says which ones the step enters by itself. Each judgement appends a
+dtype, `entered` says which ones the step enters by itself, `profile` and `headroom` are those facts. Each judgement appends a
 line to `judged.txt`.
 """
 
@@ -14,7 +14,7 @@ import pytest
 
 import ampcheck
 from ampcheck import registry
-from ampcheck.config import merge
+from ampcheck.config import merge, plain
 from ampcheck.findings import ContractReport, Cost, Finding, Location, Verdict
 from ampcheck.registry import Check, matches
 
@@ -62,6 +62,7 @@ def judge(make_step, *, contract, device, options, settings, progress=None):
             if outcome == "passed" and check.id in options.xfail:
                 outcome, reason = "failed", "XPASS(strict)"
             report.verdicts.append(Verdict(contract, check.id, check.slug, outcome, policy, reason, 0.125, follows, finding))
+    report.facts = {"settings": plain(options), "profile": wishes.get("profile", {}), "headroom": wishes.get("headroom", {})}
     report.findings.sort(key=lambda f: (f.id not in wishes.get("primary", ()), f.id))
     return report
 
