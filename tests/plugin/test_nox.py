@@ -118,6 +118,17 @@ def test_what_follows_goes_to_pytest_and_no_environment_is_no_obstacle(user):
     result.stdout.fnmatch_lines(["| 1.0.0 | no report*", "There are no two reports to compare."])
 
 
+def test_the_noxfile_of_the_readme_works_and_is_short(project):
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    _, _, rest = readme.partition("The whole of a `noxfile.py`:\n\n```python\n")
+    text, _, _ = rest.partition("```")
+    assert 0 < len(text.splitlines()) <= MOST_LINES
+    (project.path / "noxfile.py").write_text(text)
+    result = nox(project, "--list")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["[*] ampcheck(torch='2.4.1') -> *", "[*] ampcheck-differences -> *"])
+
+
 def test_sessions_are_listed_and_may_have_a_python_each(project):
     write_noxfile(project, {"2.4.1": "3.11", "2.8.0": "3.12"}, "venv")
     result = nox(project, "--list")
