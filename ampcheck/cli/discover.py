@@ -315,12 +315,13 @@ def _batch(function: Function, own: list[ast.AST]) -> None:
             target = node.targets[0]
             if isinstance(target, ast.Tuple):
                 function.unpacks = [e.id for e in target.elts if isinstance(e, ast.Name)]
-    keys = [
-        n.slice.value
+    found = [
+        (n.lineno, n.col_offset, n.slice.value)
         for n in own
         if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name) and n.value.id in BATCH
         and isinstance(n.slice, ast.Constant) and isinstance(n.slice.value, str)
     ]  # fmt: skip
+    keys = [key for *_, key in sorted(found)]
     if keys and not function.unpacks:
         function.unpacks, function.by_key = list(dict.fromkeys(keys)), True
 

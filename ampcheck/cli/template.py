@@ -127,7 +127,8 @@ def _file(draft: _Draft, body: list[str], target: Path, installed: frozenset[Pat
         first = f"{target.name} is not finished: {draft.open[0]}" + (
             f" (and {len(draft.open) - 1} more)" if draft.open[1:] else ""
         )
-        lines = [f"raise NotImplementedError({_quoted(first)})  # TODO: remove this line then", "", *lines]
+        open_ones = [f"# TODO: {what}" for what in draft.open[1:]]
+        lines = [f"raise NotImplementedError({_quoted(first)})  # TODO: remove this line then", *open_ones, "", *lines]
     others = [f"#   {_place(draft.project, f)} in {_name(f)}" for f in draft.project.functions[1:9]]
     tail = ["", "", "# Other functions that train, each worth a contract of its own:", *others] if others else []
     code = textwrap.indent("\n".join(lines), "    ")
