@@ -16,6 +16,13 @@ pytest_plugins = ["pytester"]
 settings.load_profile(os.environ.get("AMPCHECK_HYPOTHESIS_PROFILE", CI_PROFILE))
 
 
+@pytest.fixture(autouse=True)
+def no_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine of one's own: what tests run has nothing to say to the service that runs them."""
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Two intra-op threads on a busy two-core machine make small steps a hundred times slower than one."""
