@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 #: Packages that must not be loaded on our account.
-HEAVY = ("torch", "numpy", "hypothesis")
+HEAVY = ("torch", "numpy", "hypothesis", "jinja2", "matplotlib")
 #: How many modules of ampcheck a run that does not ask for it may load.
 MOST = 6
 PLUGIN = ("-p", "ampcheck.plugin")
