@@ -5,7 +5,7 @@
 #   sh ci/gate.sh [PYTEST ARGUMENT ...]
 #
 #   AMPCHECK_DEVICE   cpu (default) or cuda
-#   AMPCHECK_BASE     a revision: what it already did wrong does not fail, what got worse does (empty: every fault fails)
+#   AMPCHECK_AGAINST  a revision: what it already did wrong does not fail, what got worse does (empty: every fault fails)
 #   AMPCHECK_REPORTS  folder of the reports (default ampcheck-reports)
 #   PYTHON            the interpreter that has your project, torch and ampcheck (default python3)
 #
@@ -13,7 +13,7 @@
 set -eu
 
 device=${AMPCHECK_DEVICE:-cpu}
-base=${AMPCHECK_BASE:-}
+base=${AMPCHECK_AGAINST:-}
 reports=${AMPCHECK_REPORTS:-ampcheck-reports}
 python=${PYTHON:-python3}
 

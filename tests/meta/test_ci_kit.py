@@ -114,7 +114,7 @@ def test_both_services_run_the_same_gate() -> None:
     assert gate["run"].strip() == "sh ci/gate.sh"
     known = set(re.findall(r"AMPCHECK_[A-Z]+|PYTHON\b", GATE.read_text("utf-8")))
     given = {*gate["env"], *workflow()["jobs"]["gate"]["env"]}
-    assert {"AMPCHECK_BASE", "AMPCHECK_DEVICE", "AMPCHECK_REPORTS", "PYTHON"} <= given & known
+    assert {"AMPCHECK_AGAINST", "AMPCHECK_DEVICE", "AMPCHECK_REPORTS", "PYTHON"} <= given & known
     (path,) = GITLAB
     assert "sh ci/gate.sh" in load(path)[".ampcheck"]["script"][-1]
     assert load(path)[".ampcheck"]["artifacts"]["reports"]["junit"].startswith("ampcheck-reports/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -64,3 +65,24 @@ def test_every_report_is_there_and_a_fault_fails(gate, project):
 
 def test_no_contract_is_no_success(gate, project):
     assert gate("-k", "nothing_of_that_name").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_a_gate_against_the_base_lets_known_faults_pass(gate, project):
+    """The base commit has the same fault: nothing got worse."""
+    git = ["git", "-C", str(project.path), "-c", "user.name=A", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "-q", "-b", "main"], check=True)
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-qm", "base"], check=True)
+    assert gate(AMPCHECK_AGAINST="main").ret == 0
+    project.write(CONTRACTS.replace('"AMP108": "not-run"', '"AMP101": "failed"'))
+    result = gate(AMPCHECK_AGAINST="main")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*AMP101*"])
+
+
+def test_an_unknown_base_is_an_error(gate, project):
+    subprocess.run(["git", "init", "-q"], cwd=project.path, check=True)
+    result = gate("-k", "good", AMPCHECK_AGAINST="no-such-branch; touch pwned")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --ampcheck-against: *no-such-branch*"])
+    assert not (project.path / "pwned").exists()
