@@ -10,12 +10,14 @@ from typing import Any
 
 from ampcheck.errors import UsageError
 
-__all__ = ["FORMAT", "LARGEST", "SUFFIX", "VERSION", "read", "write"]
+__all__ = ["FORMAT", "LARGEST", "MOST_CALLS", "SUFFIX", "VERSION", "read", "write"]
 
 FORMAT, VERSION = "ampcheck evidence", 1
 SUFFIX = ".ampcheck.pt"
 #: Bytes that a file may have, unpacked, to be looked at. One that we write has at most what `keeper` and the option allow.
 LARGEST = 1 << 30
+#: Calls of the step that a replay makes at most; a contract declares some.
+MOST_CALLS = 10_000
 #: All that is in a file of ours; TorchScript archives, which hold code, have more.
 _MEMBERS = re.compile(
     r"[^/]+/(data\.pkl|data/\d+|version|byteorder|\.data/serialization_id|\.format_version|\.storage_alignment)"
@@ -96,6 +98,8 @@ def read(path: Path, largest: int = LARGEST) -> dict[str, Any]:
     for key, types in _SHAPE.items():
         if not isinstance(data.get(key), types) or (key not in data):
             raise UsageError(f"{path}: refused: its {key!r} is missing or of the wrong kind")
+    if not 0 <= data["call"] <= MOST_CALLS or isinstance(data["call"], bool):
+        raise UsageError(f"{path}: refused: it is of a call that there cannot be")
     return data
 
 

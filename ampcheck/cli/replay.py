@@ -21,8 +21,7 @@ project in the current directory, which is your own code.
 
 examples:
   ampcheck replay evidence/resnet.ampcheck.pt --show     what is in it; runs nothing
-  ampcheck replay evidence/resnet.ampcheck.pt            run its step again: 1 if it goes wrong again, 0 if not
-  git bisect run ampcheck replay /tmp/resnet.ampcheck.pt"""
+  ampcheck replay evidence/resnet.ampcheck.pt            run its step again: 1 if it goes wrong again, 0 if not"""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -120,14 +119,14 @@ def _verdict(result: Replayed, bundle: Mapping[str, Any]) -> int:
 
 
 def _scale(scale: Any) -> str:
-    if not isinstance(scale, (int, float)) or not math.isfinite(scale) or scale <= 0:
+    if not isinstance(scale, float) or not math.isfinite(scale) or scale <= 0:
         return one_line(scale, 40)
     power = math.log2(scale)
     return f"2^{power:g}" if power == int(power) else f"{scale:g}"
 
 
 def _row(row: Mapping[str, Any]) -> str:
-    taken = {True: "taken", False: "skipped"}.get(row.get("taken"), "not used")  # type: ignore[arg-type]
+    taken = "taken" if row.get("taken") is True else "skipped" if row.get("taken") is False else "not used"
     return (
         f"call {_call(row.get('call'))}, optimizer {one_line(row.get('optimizer'), 20)}: norm {_number(row.get('norm'))}, "
         f"peak {_number(row.get('peak'))} (scaled {_number(row.get('scaled_peak'))} at {_scale(row.get('scale'))}), step {taken}"
@@ -136,11 +135,11 @@ def _row(row: Mapping[str, Any]) -> str:
 
 def _call(call: Any) -> str:
     """A call as people count: the first is 1."""
-    return str(call + 1) if isinstance(call, int) else "?"
+    return str(call + 1) if isinstance(call, int) and abs(call) <= file.MOST_CALLS else "?"
 
 
 def _number(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, (int, float)) else "-"
+    return f"{value:.6g}" if isinstance(value, float) else "-"
 
 
 def _returned(returned: Any, raised: Any) -> Iterator[str]:

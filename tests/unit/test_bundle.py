@@ -384,6 +384,8 @@ def test_what_is_no_bundle_of_this_version_is_refused_in_words(tmp_path: Path, b
     refused({**bundle, "version": True}, "not a version")
     refused({**bundle, "version": "1"}, "not a version")
     refused({**bundle, "call": "0"}, "'call' is missing or of the wrong kind")
+    refused({**bundle, "call": 10**9}, "a call that there cannot be")
+    refused({**bundle, "call": -1}, "a call that there cannot be")
     refused({k: v for k, v in bundle.items() if k != "rng"}, "'rng' is missing")
     torch.save(bundle, path)
     assert file.read(path)["call"] == 2
