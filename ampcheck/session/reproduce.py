@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 #: Settings that decide what an item says; the others only write something.
-DECIDES = ("ignore", "strict", "xfail", "device", "dtype", "timeout", "budget", "require")
+DECIDES = ("ignore", "strict", "xfail", "device", "dtype", "timeout", "budget", "require", "baseline", "against", "accept")
 #: Options of pytest that decide what is loaded, and from where; each takes a value.
 LOADS = ("-p", "-c", "-o", "--config-file", "--override-ini", "--rootdir", "--confcutdir", "--import-mode")
 JOINED = tuple(f"{option}=" if option.startswith("--") else option for option in LOADS)

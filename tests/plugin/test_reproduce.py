@@ -199,3 +199,15 @@ def test_a_path_that_looks_like_an_option_is_none(project, folder):
     (line, *_) = printed(project.judge().stdout.str())
     assert f"./{folder}/test_amp.py" in line
     assert "1 failed" in paste(line, project.path, project).stdout
+
+
+def test_a_change_since_the_baseline_is_reproduced_against_the_same_baseline(project):
+    project.write("@ampcheck.contract(devices='cpu')\ndef net():\n    return {}\n")
+    project.run("--ampcheck", "--ampcheck-update-baseline", "--ampcheck-baseline=agreed.json")
+    project.write("@ampcheck.contract(devices='cpu')\ndef net():\n    return {'AMP102': 'failed'}\n")
+    lines = printed(project.judge("--ampcheck-baseline=agreed.json").stdout.str())
+    (line,) = (line for line in lines if "baseline]" in line)
+    assert "--ampcheck-baseline=agreed.json" in line
+    done = paste(line, project.path, project)
+    assert "net[cpu-baseline]: changed since the baseline" in done.stdout
+    assert "1 failed" in done.stdout
