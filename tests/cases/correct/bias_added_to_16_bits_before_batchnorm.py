@@ -1,6 +1,6 @@
 """A small bias is added in place to a 16-bit activation, as cuDNN does for a convolution; a batch norm takes the mean of that.
 
-Most of the bias is rounded away, so the running mean, which is next to nothing but the bias, is far from the FP32 one in its own
+The trap: most of the bias is rounded away, so the running mean, which is next to nothing but the bias, is far from the FP32 one in its own
 measure. In that of the activation's spread, which the norm divides by, it is as exact as 16 bits are.
 """
 
