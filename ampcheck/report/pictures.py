@@ -102,8 +102,7 @@ def draw(chart: Chart, prefix: str) -> str:
             _bars(figure, axes, chart)
         axes.set_xlabel(chart.axis)
         written = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(written, format="svg", transparent=True, metadata=nothing)
+        figure.savefig(written, format="svg", transparent=True)
     return _inline(written.getvalue(), prefix, f"{chart.title}. {chart.caption}")
 
 
@@ -193,7 +192,7 @@ def _inline(svg: str, prefix: str, label: str) -> str:
                 used |= set(REFERENCE.findall(value))
     for parent in list(root.iter()):
         for child in list(parent):
-            if child.tag in ("metadata", "style"):
+            if child.tag in ("metadata", "style"):  # a date and a version; rules that would hold for the whole page
                 parent.remove(child)
     for element in root.iter():
         if (own := element.get("id")) is not None:

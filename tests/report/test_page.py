@@ -70,7 +70,7 @@ def test_a_users_settings_of_matplotlib_change_nothing(document: Build) -> None:
 
     chart = drawn(document())[0]
     plain = pictures.draw(chart, "x")
-    with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.fonttype": "path"}):
+    with mpl.rc_context({"font.size": 30, "xtick.major.size": 20, "svg.fonttype": "path"}):
         before = dict(mpl.rcParams)
         assert pictures.draw(chart, "x") == plain
         assert dict(mpl.rcParams) == before

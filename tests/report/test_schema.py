@@ -71,7 +71,15 @@ def test_what_is_written_is_valid_and_described(document: Build) -> None:
 
 
 WRONG = st.one_of(
-    st.none(), st.booleans(), st.integers(-5, 5), st.floats(), st.text(max_size=3), st.just([]), st.just({}), st.just([{}])
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 5),
+    st.floats(),
+    st.sampled_from([1.0, 2.5]),
+    st.text(max_size=3),
+    st.just([]),
+    st.just({}),
+    st.just([{}]),
 )
 
 
