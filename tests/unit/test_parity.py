@@ -274,7 +274,7 @@ def test_a_batch_that_cannot_judge_is_inconclusive() -> None:
 
     def build() -> Step:
         torch.manual_seed(3)
-        return loop(net(act=Steep()), dtype=torch.bfloat16, scale=None)
+        return loop(net(act=Steep(), more=nn.Linear(32, 32), again=Steep()), dtype=torch.bfloat16, scale=None)
 
     result = verdicts(measured(build)[0])["AMP502"]
     assert isinstance(result, Inconclusive)
