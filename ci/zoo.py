@@ -36,7 +36,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupN
 
 
 class LowNorm(nn.Module):
-    """A norm that takes its statistics in the dtype of its input, as E[x^2] - E[x]^2."""
+    """A norm that takes its statistics in bfloat16, as E[x^2] - E[x]^2."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -45,6 +45,7 @@ class LowNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shaped = x.reshape(x.shape[0], self.groups, -1) if self.kind is nn.GroupNorm else x
+        shaped = shaped.to(torch.bfloat16)  # a residual stream may well be FP32
         dims = (-1,) if self.kind in (nn.LayerNorm, nn.GroupNorm) else tuple(d for d in range(x.dim()) if d != 1)
         mean = shaped.mean(dims, keepdim=True)
         var = ((shaped * shaped).mean(dims, keepdim=True) - mean * mean).clamp(min=0.0)

@@ -45,7 +45,7 @@ _TRACED = frozenset(
     {
         "_to_copy", "mul", "div", "add", "sub", "rsub", "square", "rsqrt", "sqrt", "reciprocal", "clamp", "clamp_min",
         "clamp_max", "maximum", "clone", "var", "var_mean", "std", "std_mean", "sigmoid", "sin", "cos", "gather",
-        "index",
+        "index", "where", "addcdiv", "addcmul",
     }
 )  # fmt: skip
 #: Ops that only look at a tensor differently, or make an empty one: they say nothing about precision.
@@ -73,7 +73,16 @@ class Plan:
         self.name = str(func._schema.name).rpartition("::")[2]
         self.base = self.name.removesuffix("_")
         self.family = _FAMILY.get(self.base, "")
-        self.traced = self.base in _TRACED or self.base in ("pow", "mean", "sum", "log", "_softmax", "_log_softmax")
+        self.traced = self.base in _TRACED or self.base in (
+            "pow",
+            "mean",
+            "sum",
+            "log",
+            "_softmax",
+            "_log_softmax",
+            "bmm",
+            "dot",
+        )
         self.flops: Callable[..., Any] | None = flop_registry.get(func._overloadpacket)
         self.arguments = [a.name for a in func._schema.arguments]
 

@@ -107,8 +107,15 @@ class Provenance:
         ):
             if x.requires_grad:
                 self.set(out, _low(Tag("square", shape=tuple(x.shape)), name, x, out))
+        elif name in ("bmm", "dot") and len(args) > 1 and out.numel() < x.numel() and _with_itself(x, args[1], out):
+            if x.requires_grad:
+                self.set(out, _low(Tag("moment", shape=tuple(x.shape)), name, x, out))
         elif name in ("mul", "div") and len(args) > 1:
             yield from self._applied(x, args[1], out)
+        elif name == "addcdiv" and len(args) > 2:
+            yield from self._applied(args[1], args[2], out)
+        elif name == "where" and len(args) > 1 and isinstance(args[1], torch.Tensor):
+            self._carry(name, args, args[1], out)
         else:
             self._carry(name, args, x, out)
 
@@ -117,11 +124,14 @@ class Provenance:
             tag = self.of(tagged)
             if tag is None or tag.kind not in ("root", "moment"):
                 continue
-            if tag.kind == "root" and isinstance(tensor, torch.Tensor) and tuple(tensor.shape) == tag.shape:
+            if tag.kind == "root" and isinstance(tensor, torch.Tensor) and tensor.numel() == math.prod(tag.shape):
                 yield tag
                 return
             if isinstance(tensor, (int, float)) or (isinstance(tensor, torch.Tensor) and tensor.numel() == 1):
                 self.set(out, _low(tag, "mul", tagged, out))  # a sum of squares over n
+                return
+            if tag.kind == "root" and isinstance(tensor, torch.Tensor) and tensor.numel() < math.prod(tag.shape):
+                self.set(out, tag)  # the gain first
                 return
 
     def _carry(self, name: str, args: tuple[Any, ...], x: torch.Tensor, out: torch.Tensor) -> None:
@@ -130,13 +140,15 @@ class Provenance:
             return
         if tag.kind == "square" and name in ("mean", "sum"):
             tag = replace(tag, kind="moment") if out.numel() < x.numel() else None
+        elif tag.kind == "moment" and name in ("sub", "addcmul"):
+            pass  # E[x^2] - E[x]^2
         elif name in ("add", "clamp", "clamp_min", "maximum"):
             tag = replace(tag, epsilon=_scalar(args[1]) if len(args) > 1 else None)
         elif tag.kind == "moment" and (
             name in ("rsqrt", "sqrt") or (name == "pow" and len(args) > 1 and args[1] in (0.5, -0.5))
         ):
             tag = replace(tag, kind="root")
-        elif name not in ("_to_copy", "reciprocal", "clone"):
+        elif name not in ("_to_copy", "reciprocal", "clone", "where"):
             return
         self.set(out, tag if tag is None or name == "_to_copy" else _low(tag, name, x, out))
 
@@ -146,6 +158,16 @@ def _low(tag: Tag, name: str, x: Any, out: torch.Tensor) -> Tag:
     if not isinstance(x, torch.Tensor) or x.dtype not in LOW_DTYPES or out.dtype not in LOW_DTYPES:
         return tag
     return replace(tag, low=tag.low if name in tag.low else (*tag.low, name), dtype=short(x.dtype))
+
+
+def _with_itself(x: torch.Tensor, other: Any, out: torch.Tensor) -> bool:
+    """Whether a product is that of vectors with themselves: of two views of one storage, with one number for each."""
+    return (
+        isinstance(other, torch.Tensor)
+        and other.untyped_storage()._cdata == x.untyped_storage()._cdata
+        and other.numel() == x.numel()
+        and out.shape[-2:].numel() == 1
+    )
 
 
 def _scalar(value: Any) -> float | None:
