@@ -75,9 +75,9 @@ def charts(contract: Contract) -> Iterator[Chart]:
     profile = contract.profile
     yield from _scale(profile.get("scale") or [])
     yield from _gradients(profile.get("gradients") or [])
+    yield from _ops(profile.get("ops") or [])
     for policy, layers in (profile.get("layers") or {}).items():
         yield from _headroom(policy, layers)
-    yield from _ops(profile.get("ops") or [])
     yield from _state(contract.state)
 
 
@@ -192,7 +192,10 @@ def _headroom(policy: str, layers: Sequence[Entry]) -> Iterator[Bars]:
         [[name, end, _figure(m), _figure(a)] for (name, _, m, a), end in zip(shown, ends, strict=True)],
         "part of the allowed deviation",
         [name for name, *_ in shown],
-        [Stack("used", "used", [min(ratio, 3.0) for _, ratio, _, _ in shown])],
+        [
+            Stack("within the limit", "used", [ratio if ratio <= 1 else 0.0 for _, ratio, _, _ in shown]),
+            Stack("over the limit", "limit", [min(ratio, 3.0) if ratio > 1 else 0.0 for _, ratio, _, _ in shown]),
+        ],
         ends,
         limit=1.0,
     )

@@ -40,7 +40,7 @@ COLOURS = {
     "other": ("#0f00ff", "var(--pink)"),
 }
 #: Second sign of a colour, for those who do not see it and for print.
-HATCHES = {"full": "///", "float32": "///", "both": "\\\\\\", "bfloat16": "\\\\\\", "other": "xx"}
+HATCHES = {"limit": "xx", "full": "///", "float32": "///", "both": "\\\\\\", "bfloat16": "\\\\\\", "other": "xx"}
 INK, GRID, LIMIT = (COLOURS[name][0] for name in ("ink", "grid", "limit"))
 WIDTH = 5.4  # inches; 72 units of the picture each
 STYLE: Any = {
@@ -61,7 +61,7 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
-    "legend.fontsize": 8,
+    "legend.fontsize": 9,
     "hatch.linewidth": 0.5,
     "lines.linewidth": 1.6,
 }
@@ -129,6 +129,7 @@ def _lines(figure: Figure, axes: Axes, chart: Lines) -> None:
         if high / low < chart.base**2:  # a flat line in the middle of its decade, with ticks to read it by
             axes.set_ylim(low / chart.base, high * chart.base)
         _ticks(axes, chart.base)
+    axes.set_xlim(-0.5, max(len(line.points) for line in chart.lines) - 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     axes.grid(visible=True, axis="y", linewidth=0.6)
     if len(chart.lines) > 1 or marked:
@@ -159,10 +160,12 @@ def _bars(figure: Figure, axes: Axes, chart: Bars) -> None:
         left = [start + value for start, value in zip(left, stack.values, strict=True)]
     longest = max([*left, chart.limit or 0.0]) or 1.0
     for place, end, text in zip(places, left, chart.ends, strict=True):
+        if chart.limit is not None and 0 <= chart.limit - end < 0.15 * longest:
+            end = chart.limit  # not across the line
         axes.text(end + longest * 0.01, place, text, va="center", fontsize=8)
     axes.set_xlim(0, longest * 1.18)
     if chart.limit is not None:
-        axes.axvline(chart.limit, color=LIMIT, linewidth=1.4, linestyle="--", label="limit")
+        axes.axvline(chart.limit, color=LIMIT, linewidth=1.4, linestyle="--")
     axes.set_yticks(places, [_short(label) for label in chart.labels])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
@@ -170,8 +173,7 @@ def _bars(figure: Figure, axes: Axes, chart: Bars) -> None:
     axes.locator_params(axis="x", nbins=5)
     axes.grid(visible=True, axis="x", linewidth=0.6)
     axes.set_axisbelow(True)
-    if len(chart.stacks) > 1 or chart.limit is not None or chart.stacks[0].label != "used":
-        figure.legend(loc="outside upper left", ncols=4)
+    figure.legend(loc="outside upper left", ncols=4)
 
 
 def _short(label: str, most: int = 34) -> str:

@@ -106,6 +106,14 @@ def test_our_reader_agrees_with_the_library(document: Build, data: st.DataObject
     assert (list(faults(changed)) == []) == VALIDATOR.is_valid(changed)
 
 
+@pytest.mark.parametrize(("line", "valid"), [(3, True), (3.0, True), (2.5, False), (True, False), ("3", False), (None, False)])
+def test_a_whole_number_may_have_a_point(document: Build, line: Any, valid: bool) -> None:
+    changed = document()
+    changed["findings"][0]["location"] = {"file": "a", "line": line, "function": "f"}
+    assert VALIDATOR.is_valid(changed) is valid
+    assert (list(faults(changed)) == []) is valid
+
+
 def test_a_refusal_names_the_place(document: Build) -> None:
     changed = document()
     changed["contracts"][0]["profile"]["scale"][1]["skipped"] = "no\x1b[31m"
