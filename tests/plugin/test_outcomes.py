@@ -134,6 +134,7 @@ def test_the_report_has_the_declared_shape(project):
     assert report["items"][0] == {
         "contract": "test_amp.py::resnet",
         "check": "AMP101",
+        "slug": "scale-invariance",
         "policy": "as-written",
         "outcome": "passed",
         "reason": "",
