@@ -19,6 +19,8 @@ __all__ = ["HEADROOM", "compare", "reevaluated"]
 HEADROOM, GROWN = 0.75, 4.0
 #: Headrooms are told if they moved by more than two of the steps they are rounded to (1, 2, 5, 10).
 TOLD = 4.0
+#: Kinds of changes that a run which was cut short cannot tell.
+_LATER = ("ops", "events", "state", "headroom")
 _ENVIRONMENT = {"device": "device", "card": "card", "torch": "torch", "tf32": "TF32"}
 _WORDS = {"scaler_step": "scaler.step", "optimizer_step": "optimizer.step", "unscale": "unscale_", "zero_grad": "zero_grad"}
 
@@ -30,13 +32,16 @@ def reevaluated(base: Fingerprint, now: Fingerprint) -> str | None:
     return ", ".join(moved) or None
 
 
-def compare(base: Fingerprint, now: Fingerprint, accepted: Mapping[str, str] | None = None) -> list[Change]:
+def compare(
+    base: Fingerprint, now: Fingerprint, accepted: Mapping[str, str] | None = None, narrowed: Sequence[str] = ()
+) -> list[Change]:
     """What has changed, what weighs most first.
 
     Args:
         base: what was agreed on.
         now: what was measured.
         accepted: ids of checks (or prefixes) and kinds of changes -> why they may change.
+        narrowed: settings ("select", "dtypes") that the command line of this run narrows, which loosens nothing.
 
     Returns:
         No change for two equal fingerprints. On another card, device, torch or TF32 setting nothing that was measured fails;
@@ -44,6 +49,8 @@ def compare(base: Fingerprint, now: Fingerprint, accepted: Mapping[str, str] | N
     """
     strict = now["settings"].get("strict", ())
     every = [*_findings(base, now, strict), *_judged(base, now), *_measured(base, now, strict)]
+    if "AMP111" in now["findings"].keys() - base["findings"].keys():  # a step that raises did not get to the rest
+        every = [change for change in every if change.kind not in _LATER]
     why = reevaluated(base, now)
     if why is not None:
         every = [change.told("measured anew") for change in every]
@@ -51,7 +58,7 @@ def compare(base: Fingerprint, now: Fingerprint, accepted: Mapping[str, str] | N
     python = [f["environment"].get("python") for f in (base, now)]
     if python[0] != python[1]:
         every.append(Change("environment", "info", f"python {python[0]} -> {python[1]}"))
-    every += _settings(base["settings"], now["settings"])
+    every += _settings(base["settings"], {**now["settings"], **{name: base["settings"][name] for name in narrowed}})
     every = [_accepted(change, accepted or {}) for change in every]
     weight = ("worse", "new", "better", "info")
     return sorted(every, key=lambda c: weight.index(c.verdict))
@@ -88,7 +95,7 @@ def _findings(base: Fingerprint, now: Fingerprint, strict: Any) -> Iterator[Chan
             yield Change("finding", "info", f"{item} is new, a warning", id, accept)
         elif before is None:
             yield Change("finding", "info", f"{item} is new, an expected failure: {xfail.get(id, '')}", id, accept)
-        elif after is None and id not in " ".join(now["judged"].values()).split():
+        elif after is None and _unjudged(item, now):
             yield Change("finding", "info", f"{item} was found before and cannot be judged now", id)
         elif after is None:
             mended = f"{item} is mended"
@@ -97,6 +104,12 @@ def _findings(base: Fingerprint, now: Fingerprint, strict: Any) -> Iterator[Chan
             yield Change("finding", "worse", f"{item} was a warning and is an error now", id, accept)
         else:
             yield Change("finding", "info", f"{item}: {before} -> {after}", id)
+
+
+def _unjudged(item: str, now: Fingerprint) -> bool:
+    id, _, policy = item.partition(" ")
+    dtypes = now["settings"]["dtypes"]
+    return id not in " ".join(now["judged"].values()).split() or bool(policy and dtypes is not None and policy not in dtypes)
 
 
 def _judged(base: Fingerprint, now: Fingerprint) -> Iterator[Change]:

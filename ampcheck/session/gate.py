@@ -15,7 +15,7 @@ from ampcheck.baseline.changes import FAILING, Change
 from ampcheck.baseline.compare import compare, reevaluated
 from ampcheck.baseline.file import NAME, read, text_of
 from ampcheck.baseline.fingerprint import Fingerprint, fingerprint, key_of
-from ampcheck.config import Settings
+from ampcheck.config import Settings, merge
 from ampcheck.errors import UsageError
 from ampcheck.findings import ContractReport, Verdict
 from ampcheck.report.contracts import contract_entry
@@ -48,6 +48,9 @@ class Gate:
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.root = config.rootpath
+        self.settings = settings
+        options = {"select": "ampcheck_select", "dtypes": "ampcheck_dtype"}
+        self.narrowed = {name: config.getoption(option) is not None for name, option in options.items()}
         self.accept = _accepted(settings.accept)
         self.updates = settings.update_baseline
         self.child = os.environ.get(CHILD)
@@ -105,6 +108,9 @@ class Gate:
             return
         entry = contract_entry(report, self.root)
         now = plain(fingerprint(entry, report.verdicts, group.environment))
+        if self.narrowed["select"]:  # what a command line leaves out, as `-k` does, is not what the project has agreed on
+            declared = merge(group.contract_options, replace(self.settings, select=None)).select
+            now["settings"]["select"] = None if declared is None else sorted(declared)
         report.facts["fingerprint"] = now
         report.facts["builds"] = not any(v.check == "AMP111" and v.outcome in ("failed", "xfailed") for v in report.verdicts)
         if self.updates or self.base is None:
@@ -113,7 +119,8 @@ class Gate:
         if base is None:
             changes = [Change("contract", "info", "a new contract: there is nothing to compare it with")]
         else:
-            changes = [_placed(change, entry, report, self.root) for change in compare(base, now, self.accept)]
+            every = compare(base, now, self.accept, [name for name, given in self.narrowed.items() if given])
+            changes = [_placed(change, entry, report, self.root) for change in every]
             report.facts["reevaluated"] = reevaluated(base, now)
             report.facts["base environment"] = base["environment"]
             report.verdicts = _excused(report.verdicts, base)

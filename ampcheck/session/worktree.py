@@ -85,18 +85,21 @@ def commit_of(top: Path, revision: str) -> str:
         ) from None
 
 
-def _without_filters(top: Path) -> list[str]:
-    """Settings that switch off each clean and smudge filter that the clone's configuration knows."""
+#: Programs that a configuration can name for git to run.
+_PROGRAMS = r"^(filter\..*\.(clean|smudge|process)|hook\..*\.command)$"
+_OFF = {"filter": ("clean=", "smudge=", "process=", "required=false"), "hook": ("enabled=false",)}
+
+
+def _without_programs(top: Path) -> list[str]:
+    """Settings that switch off each clean and smudge filter, and each hook, that the clone's configuration names."""
     try:
-        names = _git(top, ["config", "--name-only", "--null", "--get-regexp", r"^filter\..*\.(clean|smudge|process)$"]).split(
-            "\0"
-        )
+        names = _git(top, ["config", "--name-only", "--null", "--get-regexp", _PROGRAMS]).split("\0")
     except UsageError:  # there is none
         return []
     drivers = sorted({name.rpartition(".")[0] for name in names if name})
     if odd := next((d for d in drivers if "=" in d or "\n" in d), None):
-        raise UsageError(f"--ampcheck-against: the filter {odd!r} of git's configuration cannot be switched off")
-    return [f"{d}.{key}" for d in drivers for key in ("clean=", "smudge=", "process=", "required=false")]
+        raise UsageError(f"--ampcheck-against: {odd!r} of git's configuration cannot be switched off")
+    return [f"{d}.{key}" for d in drivers for key in _OFF[d.partition(".")[0].lower()]]
 
 
 @contextlib.contextmanager
@@ -111,7 +114,7 @@ def worktree(top: Path, commit: str) -> Iterator[Path]:
     parent = Path(tempfile.mkdtemp(prefix="ampcheck-base-")).resolve()
     folder = parent / "base"
     try:
-        _git(top, ["worktree", "add", "--detach", "--no-guess-remote", str(folder), commit], [*QUIET, *_without_filters(top)])
+        _git(top, ["worktree", "add", "--detach", "--no-guess-remote", str(folder), commit], [*QUIET, *_without_programs(top)])
         yield folder
     finally:
         with contextlib.suppress(UsageError):

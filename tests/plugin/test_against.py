@@ -177,6 +177,8 @@ def test_nothing_of_the_repository_runs_by_itself(repository: Any) -> None:
         (repository.path / ".git" / "hooks" / hook).chmod(0o755)
     for name, value in {
         "filter.spy.smudge": str(script), "filter.spy.clean": str(script), "filter.spy.required": "true",
+        "hook.spy.event": "post-checkout",
+        "hook.spy.command": str(script),
         "core.fsmonitor": str(script), "submodule.recurse": "true",
     }.items():  # fmt: skip
         git(repository.path, "config", name, value)

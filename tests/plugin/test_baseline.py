@@ -142,6 +142,21 @@ def test_a_gate_cannot_be_loosened_without_saying_so(project: Any, options: dict
     assert f"info: accepted: {text} (see #12)" in changes(project)
 
 
+def test_a_selection_on_the_command_line_is_no_loosening(project: Any) -> None:
+    agreed(project, contract("{}", dtypes=["float16", "bfloat16"]))
+    project.judge("--ampcheck-select=AMP5", "--ampcheck-dtype=float16").assert_outcomes(passed=2)
+    assert changes(project) == []
+    project.ini("ampcheck_select = AMP5")
+    assert project.judge().ret == 1
+
+
+def test_parameters_of_a_contract(project: Any) -> None:
+    text = '@pytest.mark.parametrize("w", ["a-b", 2])\n' + contract("{}").replace("mlp()", "mlp(w)")
+    assert sorted(agreed(project, text)) == ["test_amp.py::mlp[2] [cpu]", "test_amp.py::mlp[a-b] [cpu]"]
+    project.judge("test_amp.py::mlp[a-b-cpu-baseline]").assert_outcomes(passed=1)
+    project.judge("-n2", process=True, plugins=True).assert_outcomes(passed=10)
+
+
 def test_an_ini_can_acknowledge(project: Any) -> None:
     agreed(project, OK)
     project.write(contract("{}", ignore=["AMP102"]))

@@ -173,6 +173,18 @@ def test_an_acknowledgement_covers_what_it_names() -> None:
     assert lines(changed(modules=module("fc1", parameters=F16)), modules="x")[0][0] == "info"
 
 
+def test_what_a_command_line_narrows_loosens_nothing() -> None:
+    base = changed(settings={"dtypes": ["bfloat16", "float16"]}, findings={"AMP502 bfloat16": "failed"}, judged={"5": "AMP502"})
+    now = changed(settings={"dtypes": ["float16"]}, judged={"5": "AMP502"})
+    found = compare(base, now, {}, ["dtypes"])
+    assert [c.text for c in found] == ["AMP502 bfloat16 was found before and cannot be judged now"]
+
+
+def test_a_step_that_raises_tells_nothing_of_what_comes_later() -> None:
+    now = changed(events=[], findings={"AMP111": "failed"})
+    assert lines({**now, "state": {}}) == [("new", "AMP111 is new")]
+
+
 def test_narrower_settings_are_looser() -> None:
     base = changed(settings={"dtypes": ["bfloat16", "float16"], "select": ["AMP101", "AMP102"], "strict": True})
     now = changed(settings={"dtypes": ["bfloat16"], "select": ["AMP101"], "strict": ["AMP108"]})
