@@ -78,6 +78,7 @@ def _data(keeper: Keeper, evidence: Evidence, report: ContractReport, reasons: l
             "returned": _plain(trace.returned[call]) if call < len(trace.returned) else {},
             "raised": None if raised is None else str(raised),
             "not finite": list(keeper.not_finite.get(call, ())),
+            "unwatched": keeper.failed,
         },
         "first_nonfinite": _plain(profile.get("first_nonfinite")),
         "first_module": _plain(keeper.modules.get(call)),

@@ -51,6 +51,7 @@ class Function:
         by_key: whether `unpacks` are keys.
         iterates: the parameter that it loops over around the backward.
         shared: names of a model or optimizer that it takes from its module.
+        settings: parameter -> attributes that it reads of it, where it reads nothing else: parsed arguments, a configuration.
         builds: whether it makes its own optimizer: then it is the whole training, not a step.
     """
 
@@ -67,6 +68,7 @@ class Function:
     by_key: bool = False
     iterates: str | None = None
     shared: list[str] = field(default_factory=list)
+    settings: dict[str, list[str]] = field(default_factory=dict)
     builds: bool = False
 
     @property
@@ -294,6 +296,12 @@ class _Reader(ast.NodeVisitor):
         used = {n.id for n in own if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         words = ("model", "net", "optimizer", "opt", "scaler")
         function.shared = sorted(n for n in used & self.top - assigned - parameters.keys() if n.lower() in words)
+        reads = [(n.value.id, n.attr) for n in own if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
+        for name in parameters:
+            found = list(dict.fromkeys(attribute for owner, attribute in reads if owner == name))
+            uses = sum(isinstance(n, ast.Name) and n.id == name for n in own)
+            if found and uses == sum(owner == name for owner, _ in reads):
+                function.settings[name] = sorted(found)
         _batch(function, own)
         self.project.functions.append(function)
 

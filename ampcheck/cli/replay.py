@@ -78,6 +78,8 @@ def shown(bundle: Mapping[str, Any]) -> Iterator[str]:
         yield f"scale     {', '.join(_scale(s.get('scale')) + (' (skipped)' if s.get('skipped') else '') for s in scales[:40])}"
     yield from (f"gradient  {_row(row)}" for row in bundle["steps"][:40] if isinstance(row, Mapping))
     yield from _returned(bundle["judged"].get("returned"), bundle["judged"].get("raised"))
+    if bundle["judged"].get("unwatched"):
+        yield f"missing   some of it: an error of ampcheck's own, please report it: {one_line(bundle['judged']['unwatched'])}"
     yield from _first(bundle["first_nonfinite"], bundle["first_module"])
     for finding in bundle["findings"][:20]:
         if isinstance(finding, Mapping):

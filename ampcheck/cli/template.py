@@ -34,6 +34,8 @@ ARGUMENTS = {
     "torch.float16": "dtype amp_dtype autocast_dtype",
     "True": "use_amp amp fp16 enabled use_fp16 mixed_precision",
 }
+#: Settings that a loop reads.
+SETTINGS = {"lr": "1e-3", "dry_run": "False", "debug": "False", "verbose": "False", "quiet": "True", "distributed": "False"}
 KNOWN = {name: value for value, names in ARGUMENTS.items() for name in names.split()}
 #: Sizes for arguments of a model that have no default.
 SIZES = {
@@ -58,11 +60,11 @@ class _Draft:
     open: list[str] = field(default_factory=list)
     roots: list[Path] = field(default_factory=list)
 
-    def need(self, module: str, name: str, root: Path) -> str:
+    def need(self, module: str, name: str, root: Path | None) -> str:
         names = self.imports.setdefault(module, [])
         if name not in names:
             names.append(name)
-        if root not in self.roots:
+        if root is not None and root not in self.roots:
             self.roots.append(root)
         return name
 
@@ -94,7 +96,11 @@ def render(project: Project, target: Path, installed: frozenset[Path] = frozense
             "return step",
         ]
     else:
-        body = [*_parts(draft, function, model), *_step(draft, function), "", "return step"]
+        parts, step = [*_parts(draft, function, model)], [*_step(draft, function)]
+        if not function.builds:  # what the project's own code makes itself is not made twice
+            used = set(re.findall(r"\b\w+\b(?!=)", "\n".join(line.partition("#")[0] for line in step)))
+            parts = [line for line in parts if line.partition(" = ")[0] not in {"batch", "optimizer", "scaler"} - used]
+        body = [*parts, *step, "", "return step"]
     return _file(draft, body, target, installed)
 
 
@@ -249,6 +255,8 @@ def _inputs(sizes: list[tuple[str, list[object]]]) -> tuple[str, str]:
             size = arguments[0]
             if kind == "Embedding":
                 return f"torch.randint({size}, (8, 16), device=amp_device)", f"the model begins with {kind}({size}, ...)"
+            if kind == "Conv2d" and size == 1:
+                return "torch.randn(8, 1, 28, 28, device=amp_device)", "the model begins with Conv2d(1, ...)"
             if kind in shapes:
                 return (
                     f"torch.randn({shapes[kind].format(size)}, device=amp_device)",
@@ -258,6 +266,9 @@ def _inputs(sizes: list[tuple[str, list[object]]]) -> tuple[str, str]:
 
 
 def _step(draft: _Draft, function: Function) -> Iterator[str]:
+    if function.builds:
+        yield from ("def step():", "    ...  # TODO: call it here: model, optimizer, scaler and batch are made above")
+        return
     extra: dict[str, str] = {}
     called = function.name
     if function.owner is not None:
@@ -281,7 +292,9 @@ def _given(draft: _Draft, function: Function, parameters: dict[str, bool], extra
         value = "[batch]" if name == function.iterates else KNOWN.get(name.lower())
         if optional and value in (None, "0", "1", "1.0"):
             continue  # its own default
-        if value is None:
+        if value is None and name in function.settings:
+            value = _settings(draft, name, function.settings[name])
+        elif value is None:
             draft.todo(f"what {what}() takes for {name}")
             value = "..."
         elif value == "scaler" and not draft.project.scaler:
@@ -294,6 +307,16 @@ def _given(draft: _Draft, function: Function, parameters: dict[str, bool], extra
             )
         given.append(f"{name}={value}")
     return ", ".join(given)
+
+
+def _settings(draft: _Draft, name: str, attributes: list[str]) -> str:
+    """Source of an object with the settings that are read of a parameter."""
+    values = {a: SETTINGS.get(a.lower(), KNOWN.get(a.lower(), "...")) for a in attributes}
+    unknown = [a for a, value in values.items() if value == "..."]
+    if unknown:
+        draft.todo(f"the values of {', '.join(f'{name}.{a}' for a in unknown)}")
+    draft.need("types", "SimpleNamespace", None)
+    return f"SimpleNamespace({', '.join(f'{a}={value}' for a, value in values.items())})"
 
 
 def _missing(given: str) -> str:

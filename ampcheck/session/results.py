@@ -137,6 +137,8 @@ class Results:
         if group_of(nodeid) is None or nodeid.endswith(f"-{BASELINE}]"):
             return
         vars(report)["ampcheck"] = _lost(nodeid, "failed", "the worker crashed while it judged this contract")
+        if line := command(self.config, nodeid):
+            report.sections.append(("ampcheck", f"reproduce {line}"))
         reason = f"the worker crashed in {nodeid.rpartition('-AMP')[0].rpartition('::')[2]}]"
         for other in getattr(scheduler, "given_up", ()):
             if other.endswith(f"-{BASELINE}]"):
@@ -201,9 +203,7 @@ class Results:
         if self.problem:
             reporter.write_line(f"ERROR: {self.problem}", red=True)
         if self.publishing is not None and (document := self.document())["items"]:
-            if trouble := self.publishing.summarize(document):
-                reporter.write_line(trouble, yellow=True)
-            for line in self.publishing.commands(document):
+            for line in self.publishing.tell(document):
                 reporter.write_line(line)
 
     def _environment(self) -> dict[str, Any]:

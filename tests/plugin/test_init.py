@@ -160,6 +160,33 @@ def test_what_needs_a_person_is_said_and_fails_until_it_is_done(here, name, sour
         namespace["training_step"]("cpu")
 
 
+def test_what_the_project_makes_itself_is_not_made_twice(here):
+    text = written(
+        here,
+        trainer="from torch import nn\n\nclass MLP(nn.Module):\n    def __init__(self, hidden=8):\n        self.l = nn.Linear(7, hidden)\n\n"
+        "class Trainer:\n    def __init__(self, model, use_amp=False, lr=0.1):\n        self.model, self.scaler = model, GradScaler()\n"
+        "        self.optimizer = torch.optim.Adam(model.parameters(), lr=lr)\n\n"
+        "    def training_step(self, x, y):\n        self.scaler.scale(F.mse_loss(self.model(x), y)).backward()\n"
+        "        self.scaler.step(self.optimizer)\n",
+    )
+    assert "trainer = Trainer(model=model, use_amp=True)" in text
+    assert "return trainer.training_step(x=inputs, y=targets)" in text
+    assert not any(f"{name} = " in text for name in ("optimizer", "scaler", "batch"))
+
+
+def test_parsed_arguments_are_told_by_what_is_read_of_them(here):
+    source = "def train(args, model, batch):\n    model(batch).backward()\n    if args.log_interval:\n        print({})\n"
+    text = written(here, train=source.format("args.use_amp"))
+    assert "args=SimpleNamespace(log_interval=1, use_amp=True)" in text
+    assert "what train() takes for args" not in text
+    text = written(here, "--force", train=source.format("args.flux"))
+    assert "args=SimpleNamespace(flux=..., log_interval=1)" in text
+    assert "the values of args.flux" in text
+    text = written(here, "--force", train=source.format("args"))
+    assert "args=...)" in text.replace("args=..., ", "args=...)")
+    assert "what train() takes for args" in text
+
+
 def test_lightning(here):
     text = written(
         here,

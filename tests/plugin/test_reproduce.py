@@ -211,3 +211,11 @@ def test_a_change_since_the_baseline_is_reproduced_against_the_same_baseline(pro
     done = paste(line, project.path, project)
     assert "net[cpu-baseline]: changed since the baseline" in done.stdout
     assert "1 failed" in done.stdout
+
+
+def test_a_contract_that_crashes_its_worker_has_it_too(project):
+    project.write("import os\n\n@ampcheck.contract(devices='cpu')\ndef crashes():\n    os._exit(7)\n")
+    result = project.judge("-n1", "-p", "no:randomly", "-p", "no:timeout", plugins=True, process=True)
+    (line,) = printed(result.stdout.str())
+    assert "test_amp.py::crashes[cpu-AMP101-scale-invariance]" in line
+    assert paste(line, project.path, project).returncode == 7
