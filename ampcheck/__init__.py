@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ampcheck.findings import Verdict as Verdict
     from ampcheck.policy import policy as policy
     from ampcheck.runner import check as check
-    from ampcheck.scaler_contract import scaler_contract as scaler_contract
+    from ampcheck.scaler.contract import scaler_contract as scaler_contract
     from ampcheck.trace import Trace as Trace
     from ampcheck.trace import trace as trace
 
@@ -42,7 +42,7 @@ _HOME = {
     "check": "runner",
     "contract": "contract",
     "policy": "policy",
-    "scaler_contract": "scaler_contract",
+    "scaler_contract": "scaler.contract",
     "trace": "trace",
 }
 __all__ = [*sorted(_HOME), "__version__", "strategies"]

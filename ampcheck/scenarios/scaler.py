@@ -64,7 +64,7 @@ def scaler_discrepancies(spec: Spec, evidence: Evidence) -> None:
     if not custom:
         evidence.discrepancies = []  # torch's own class: the suite's own tests cover it
         return
-    from ampcheck.scaler_probe import Usage, probe
+    from ampcheck.scaler.probe import Usage, probe
 
     stage = _Copy()
     spec.run("scaler", Policy(), calls=0, stage=stage)

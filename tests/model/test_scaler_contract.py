@@ -13,7 +13,7 @@ import torch
 
 import ampcheck
 from ampcheck.errors import UsageError
-from ampcheck.scaler_measure import resolve
+from ampcheck.scaler.measure import resolve
 
 
 def finite(gradients: list[torch.Tensor]) -> bool:
@@ -426,7 +426,7 @@ def test_under_plain_pytest(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*expected: scale 2.0 after an overflow (growth tracker 0)", "*seen:     scale 4.0"])
     # No frame of ampcheck's or Hypothesis's inside is shown, and the script stands at the left margin.
     assert "hypothesis" not in text.split("FAILURES")[1]
-    assert "scaler_referee" not in text
+    assert "referee.py" not in text
     script = text[text.index("import torch\nimport sys;") : text.index("\n=", text.index("import torch\nimport sys;"))]
     child = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, cwd=pytester.path, check=False)
     assert "AssertionError: scale is 4.0, expected 2.0" in child.stderr

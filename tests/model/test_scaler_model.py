@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampcheck import strategies
-from ampcheck.scaler_capabilities import Capabilities, attributes, takes_new_scale
-from ampcheck.scaler_model import FLOAT32_MAX, ModelMisuse, ScalerModel
+from ampcheck.scaler.capabilities import Capabilities, attributes, takes_new_scale
+from ampcheck.scaler.model import FLOAT32_MAX, ModelMisuse, ScalerModel
 
 INF = float("inf")
 

@@ -1,4 +1,4 @@
-"""`ampcheck.scaler_probe`: silent on every kind of correct scaler, and right about faulty ones."""
+"""`ampcheck.scaler.probe`: silent on every kind of correct scaler, and right about faulty ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.scaler_probe import Usage, probe
+from ampcheck.scaler.probe import Usage, probe
 from ampcheck.trace.events import Event, OptimizerInfo, Trace
 
 

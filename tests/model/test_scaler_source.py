@@ -7,7 +7,7 @@ import functools
 import torch
 import torch.amp as precision
 
-from ampcheck.scaler_source import factory_source
+from ampcheck.scaler.source import factory_source
 
 
 class Mine(torch.amp.GradScaler):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ampcheck.errors import UsageError
-from ampcheck.scaler_capabilities import Capabilities
-from ampcheck.scaler_session import Session
+from ampcheck.scaler.capabilities import Capabilities
+from ampcheck.scaler.session import Session
 
 __all__ = ["resolve"]
 

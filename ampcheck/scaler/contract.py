@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from ampcheck import scaler_textbook as textbook
 from ampcheck import strategies
-from ampcheck.scaler_capabilities import Capabilities
-from ampcheck.scaler_measure import resolve
-from ampcheck.scaler_referee import Disagreement, Referee
-from ampcheck.scaler_session import quiet_torch
-from ampcheck.scaler_source import factory_source
+from ampcheck.scaler import textbook
+from ampcheck.scaler.capabilities import Capabilities
+from ampcheck.scaler.measure import resolve
+from ampcheck.scaler.referee import Disagreement, Referee
+from ampcheck.scaler.session import quiet_torch
+from ampcheck.scaler.source import factory_source
 
 __all__ = ["ScalerContract", "ScalerMachine", "scaler_contract"]
 
@@ -204,7 +204,7 @@ def scaler_contract(
         factory: builds a new scaler: an object with `scale(loss)` and `step(optimizer)`.
         device: the device type the toy parameters live on.
         settings: Hypothesis settings; the default is the profile "ampcheck-ci", or "ampcheck-thorough" if that is loaded.
-        capabilities: what the scaler does on purpose; see `ampcheck.scaler_capabilities.Capabilities` for the names. What
+        capabilities: what the scaler does on purpose; see `ampcheck.scaler.capabilities.Capabilities` for the names. What
             is not declared is read from the scaler, measured, or taken to be as in `torch.amp.GradScaler`.
 
     Returns:

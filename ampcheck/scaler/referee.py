@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ampcheck.scaler_capabilities import Capabilities
-from ampcheck.scaler_session import Session, literal
+from ampcheck.scaler.capabilities import Capabilities
+from ampcheck.scaler.session import Session, literal
 
 __all__ = ["Disagreement", "Referee"]
 

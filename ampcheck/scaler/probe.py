@@ -15,9 +15,9 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ampcheck.scaler_capabilities import attributes
-from ampcheck.scaler_session import quiet_torch
-from ampcheck.scaler_trial import Discrepancy, Trial, Usage
+from ampcheck.scaler.capabilities import attributes
+from ampcheck.scaler.session import quiet_torch
+from ampcheck.scaler.trial import Discrepancy, Trial, Usage
 
 __all__ = ["Discrepancies", "Discrepancy", "Usage", "probe"]
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcheck.scaler_session import Session, plain
+from ampcheck.scaler.session import Session, plain
 
 __all__ = ["WIDTH", "Discrepancy", "Iteration", "Trial", "Usage"]
 
-#: Elements of the first vector; see `ampcheck.scaler_probe.HALF_LIMITS`.
+#: Elements of the first vector; see `ampcheck.scaler.probe.HALF_LIMITS`.
 WIDTH = 256
 #: Scaled gradients above this might be an overflow for a scaler that copies them to float16.
 LARGEST = 2.0**13

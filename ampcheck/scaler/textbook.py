@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ampcheck.scaler_referee import Referee
+from ampcheck.scaler.referee import Referee
 
 __all__ = ["SEQUENCES"]
 

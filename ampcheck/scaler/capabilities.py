@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from ampcheck.errors import UsageError
-from ampcheck.scaler_model import Refill, ScalerModel
+from ampcheck.scaler.model import Refill, ScalerModel
 
 __all__ = ["Capabilities", "Source", "attributes", "takes_new_scale"]
 
@@ -91,7 +91,7 @@ class Capabilities:
 
     Args:
         growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis, refill, static, skips: as in
-            `ampcheck.scaler_model.ScalerModel`.
+            `ampcheck.scaler.model.ScalerModel`.
         optimizers: how many optimizers one iteration may have, 1 or 2.
         sparse: gradients may be sparse.
         unscale: `unscale_(optimizer)` exists.
