@@ -113,6 +113,8 @@ assert [e for e in importlib.metadata.entry_points(group="console_scripts") if e
 files = importlib.resources.files("ampcheck")
 assert files.joinpath("py.typed").is_file()
 assert [f for f in files.joinpath("facts").iterdir() if f.name.endswith(".json")], "the measured tables are in the wheel"
+for name in ("schema/report-v1.json", "templates/report.html.jinja", "templates/report.css"):
+    assert files.joinpath("report", name).is_file(), name
 import ampcheck.nox
 assert "torch" not in sys.modules
 for name in ampcheck.__all__:

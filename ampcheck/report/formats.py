@@ -61,4 +61,6 @@ def _write(document: Mapping[str, Any], name: str, path: Path, prefix: str) -> s
         put(path, render(document, name, prefix))
     except OSError as error:
         return f"the {FORMATS[name][1]} report cannot be written: {error}"
+    except Exception as error:  # the other reports, and what the run found, are worth having all the same
+        return f"the {FORMATS[name][1]} report failed by an error of ampcheck's own, please report it: {type(error).__name__}: {error}"
     return ""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
 
 import ampcheck
 from ampcheck.report import pictures
@@ -25,10 +24,13 @@ DRAWN = 8
 
 @dataclass
 class Picture:
-    """A chart and its drawing; `svg` is empty where it is not drawn, `why` then says why."""
+    """A chart and its drawing; `svg` is empty where it is not drawn, `why` then says why.
+
+    It is the one text that the template does not escape: an element tree wrote it, and escaped what is in it.
+    """
 
     chart: Chart
-    svg: Markup
+    svg: str = ""
     why: str = ""
 
 
@@ -107,11 +109,11 @@ def _page(contract: Contract, index: int, opened: bool) -> Page:
 
 def _picture(chart: Chart, prefix: str, wanted: bool) -> Picture:
     if not wanted or not pictures.available():
-        return Picture(chart, Markup())
+        return Picture(chart)
     try:
-        return Picture(chart, Markup(pictures.draw(chart, prefix)))  # noqa: S704 - an element tree wrote it, text escaped
+        return Picture(chart, pictures.draw(chart, prefix))
     except Exception as error:  # the drawing is not ours: whatever happens there, the page has the numbers
-        return Picture(chart, Markup(), one_line(f"could not be drawn: {type(error).__name__}: {error}"))
+        return Picture(chart, why=one_line(f"could not be drawn: {type(error).__name__}: {error}"))
 
 
 def _at(name: str, places: Mapping[str, Any]) -> str:

@@ -86,12 +86,19 @@ def draw(chart: Chart, prefix: str) -> str:
     Raises:
         ImportError: without matplotlib.
     """
+    # What another library deprecates, or a font lacks, is nobody's affair here.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        svg = _drawn(chart)
+    return _inline(svg, prefix, f"{chart.title}. {chart.caption}")
+
+
+def _drawn(chart: Chart) -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    # A user's matplotlibrc has no say, nor do we in theirs; a character that the font lacks is the browser's affair.
-    with mpl.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    # A user's matplotlibrc has no say, nor do we in theirs.
+    with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
         figure = Figure(figsize=(WIDTH, 1), layout="constrained")
@@ -103,7 +110,7 @@ def draw(chart: Chart, prefix: str) -> str:
         axes.set_xlabel(chart.axis)
         written = io.StringIO()
         figure.savefig(written, format="svg", transparent=True)
-    return _inline(written.getvalue(), prefix, f"{chart.title}. {chart.caption}")
+    return written.getvalue()
 
 
 def _lines(figure: Figure, axes: Axes, chart: Lines) -> None:

@@ -43,29 +43,30 @@ class Publishing:
             return str(error)
         return ""
 
-    def commands(self, document: Mapping[str, Any]) -> Iterator[str]:
-        """Lines for the service that runs us, to be printed as they are."""
+    def tell(self, document: Mapping[str, Any]) -> Iterator[str]:
+        """Add to the summary of the job, and mark findings, where a service runs us that has a place for it.
+
+        Returns:
+            Lines to be printed as they are: orders to the service, and what went wrong. The run is not red for that.
+        """
+        try:
+            self._summarize(document)
+        except OSError as error:
+            yield f"the summary cannot be written to $GITHUB_STEP_SUMMARY: {error}"
         on = self.settings.annotations
         if on == "on" or (on == "auto" and os.environ.get("GITHUB_ACTIONS") == "true"):
             yield from commands(document, self.prefix)
 
-    def summarize(self, document: Mapping[str, Any]) -> str:
-        """Append the summary to the file that GitHub shows beside the job, as far as there is room.
-
-        Returns:
-            Why that failed, for the terminal: the run is not red for it. Empty if it did not, or nobody asked.
-        """
+    def _summarize(self, document: Mapping[str, Any]) -> None:
+        """Append to the file that GitHub shows beside the job, as far as there is room."""
         named = os.environ.get("GITHUB_STEP_SUMMARY")
-        if not named or not document["items"]:
-            return ""
+        if not named:
+            return
         path = Path(named)
-        try:
-            room = markdown.MOST - (path.stat().st_size if path.exists() else 0) - 1
-            with path.open("a", encoding="utf-8", newline="\n") as file:
-                file.write(markdown.render(document, room) + "\n")
-        except OSError as error:
-            return f"the summary cannot be written to $GITHUB_STEP_SUMMARY: {error}"
-        return ""
+        room = markdown.MOST - (path.stat().st_size if path.exists() else 0) - 1
+        text = markdown.render(document, room)
+        with path.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(f"{text}\n" if text else "")
 
 
 def _clear(name: str, path: Path) -> None:

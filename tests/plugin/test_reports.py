@@ -214,3 +214,18 @@ def resnet(name):
     page = (project.path / "r" / "a.html").read_text("utf-8")
     assert "<b>&" not in page and "<script" not in page and "&lt;b&gt;" in page and "{{ 7 * 7 }}" in page
     assert "@octocat" not in (project.path / "summary.md").read_text("utf-8")
+
+
+def test_an_error_of_our_own_keeps_no_other_report(project, monkeypatch):
+    def broken(_):
+        raise KeyError("slug")
+
+    monkeypatch.setattr(markdown, "render", broken)
+    project.write(GOOD)
+    result = project.judge(*ALL)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(
+        ["ERROR: the Markdown report failed by an error of ampcheck's own, please report it: KeyError: 'slug'"]
+    )
+    assert [path.name for path in sorted((project.path / "r").iterdir())] == ["a.html", "a.sarif"]
+    assert project.report
