@@ -1,10 +1,11 @@
 """Parity over many seeds of small nets that decide: how often a correct step is called wrong, and how often a fault is found.
 
-    python ci/seeds.py OUT.jsonl [--seeds 1000] [--faults 100] [--device cpu] [--seconds N]
+    python ci/seeds.py OUT.jsonl [--seeds 1000] [--faults 100] [--part 0/1] [--device cpu] [--seconds N]
 
 Each seed draws a net (ReLU, PReLU, max-pool, routed or GELU), its width, batch, optimizer and learning rate, and is judged in
 float16 with a scaler and in bfloat16 without one. The first `--faults` seeds are judged again with each planted fault. It goes
-on where it was stopped, and prints the table at the end (or of what there is, with `--seconds 0`).
+on where it was stopped, and prints the table at the end (or of what there is, with `--seconds 0`). `--part 3/8` is every eighth
+seed from the fourth on, for eight processes with a file each, whose lines are put together afterwards.
 """
 
 from __future__ import annotations
@@ -125,10 +126,10 @@ def build(seed: int, dtype: str, fault: str, device: str) -> Callable[[], Any]:
     return step
 
 
-def cases(seeds: int, faults: int) -> list[tuple[int, str, str]]:
+def cases(seeds: range, faults: int) -> list[tuple[int, str, str]]:
     """Seed, dtype and fault of everything that is judged, correct and faulty in turn."""
     found = []
-    for seed in range(seeds):
+    for seed in seeds:
         found += [(seed, dtype, "") for dtype in ("float16", "bfloat16")]
         if seed < faults:
             found += [(seed, "float16", fault) for fault in ("clip of scaled gradients", "underflow")]
@@ -167,13 +168,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--part", default="0/1")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     options = parser.parse_args()
     if options.device == "cpu":
         torch.set_num_threads(1)
     rows, began = Rows(options.out), time.monotonic()
-    for seed, dtype, fault in cases(options.seeds, options.faults):
+    part, parts = map(int, options.part.split("/"))
+    for seed, dtype, fault in cases(range(part, options.seeds, parts), options.faults):
         key = f"{seed} {dtype} {fault or 'correct'} {options.device}"
         if key in rows:
             continue
