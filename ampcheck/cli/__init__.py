@@ -15,6 +15,7 @@ from ampcheck.cli import catalogue, doctor, init, replay, report, run
 from ampcheck.cli.style import complain
 from ampcheck.errors import AmpcheckError
 from ampcheck.facts import cli as facts
+from ampcheck.report.text import clean
 
 __all__ = ["main", "parser"]
 
@@ -24,6 +25,8 @@ EXIT_CODES = """exit codes:
   1  something was found: `run` a broken rule, `facts --diff` a difference, `replay` the failure again,
      `doctor` something that is broken here
   2  nothing could be done: a wrong command line, an unknown check, a file that is refused, a contract that is not there"""
+#: Characters of an error that are shown; what pytest says of a project that it cannot collect is among them.
+LONGEST = 6000
 COMPLETION = """shell completion (with `pip install ampcheck[completion]`):
   eval "$(register-python-argcomplete ampcheck)\""""
 
@@ -96,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[options.command].run(options)
     except AmpcheckError as error:
-        complain(f"ampcheck {options.command}: {str(error).removeprefix(f'ampcheck {options.command}: ')}")
+        said = str(error).removeprefix(f"ampcheck {options.command}: ")
+        complain(clean(f"ampcheck {options.command}: {said}", LONGEST))
         return 2
     except BrokenPipeError:  # `ampcheck list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -38,7 +38,7 @@ def main(options: argparse.Namespace) -> int:
 
     write_all(document, targets)
     for path in targets.values():
-        say(str(path))
+        say(one_line(path))
     return 0
 
 
