@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from ampcheck.errors import UsageError
 from ampcheck.findings import ContractReport, Cost, Finding, Location, Report, Verdict
 from ampcheck.report import json as json_report
+from ampcheck.report.annotations import commands
+from ampcheck.report.formats import FORMATS, render
 from ampcheck.report.schema import KEYWORDS, LARGEST, check, faults, schema
 
 Build = Callable[..., dict[str, Any]]
@@ -44,7 +46,7 @@ def test_every_key_is_described_in_words_that_we_read(place: str, rule: dict[str
     assert set(rule) - {"$schema", "$id", "$defs", "title", "description"} <= set(KEYWORDS)
     if ".properties" in place or place.rpartition(".")[2] not in ("items", "additionalProperties"):
         assert rule.get("description", "").endswith(".")
-    if "properties" in rule:
+    if "properties" in rule and "$ref" not in rule:
         assert set(rule.get("required", ())) <= set(rule["properties"])
 
 
@@ -104,6 +106,18 @@ def edited(draw: st.DrawFn, document: Any) -> Any:
 def test_our_reader_agrees_with_the_library(document: Build, data: st.DataObject) -> None:
     changed = data.draw(edited(document()))
     assert (list(faults(changed)) == []) == VALIDATOR.is_valid(changed)
+
+
+@SHARED
+@given(st.data())
+def test_every_format_shows_what_the_schema_admits(document: Build, undrawn: None, data: st.DataObject) -> None:
+    changed = document()
+    for _ in range(3):
+        tried = data.draw(edited(changed))
+        changed = tried if not list(faults(tried)) else changed
+    for name in FORMATS:
+        assert render(changed, name)
+    list(commands(changed))
 
 
 @pytest.mark.parametrize(("line", "valid"), [(3, True), (3.0, True), (2.5, False), (True, False), ("3", False), (None, False)])
