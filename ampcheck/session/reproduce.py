@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 #: Settings that decide what an item says; the others only write something.
-DECIDES = ("ignore", "strict", "xfail", "device", "dtype", "timeout", "budget", "require", "baseline", "against", "accept")
+DECIDES = ("ignore", "strict", "xfail", "device", "dtype", "timeout", "budget", "require")
+#: Those that decide what the item says that compares with a baseline.
+COMPARES = ("baseline", "accept", "against")
 #: Options of pytest that decide what is loaded, and from where; each takes a value.
 LOADS = ("-p", "-c", "-o", "--config-file", "--override-ini", "--rootdir", "--confcutdir", "--import-mode")
 JOINED = tuple(f"{option}=" if option.startswith("--") else option for option in LOADS)
@@ -37,7 +39,7 @@ def command(config: pytest.Config, nodeid: str) -> str:
     """
     arguments = _program(config)
     reference = nodeid.startswith("ampcheck/reference.py::")
-    arguments += ["--ampcheck-reference" if reference else "--ampcheck", *_settings(config), *_loading(config, nodeid)]
+    arguments += ["--ampcheck-reference" if reference else "--ampcheck", *_settings(config, nodeid), *_loading(config, nodeid)]
     if reference:  # these are no file of the project: they are chosen by name
         arguments += ["-k", nodeid.partition("::")[2]]
     else:
@@ -60,9 +62,10 @@ def _program(config: pytest.Config) -> list[str]:
     return ["python", "-m", "pytest"] if started.name == "__main__.py" and started.parent.name == "pytest" else ["pytest"]
 
 
-def _settings(config: pytest.Config) -> Iterator[str]:
+def _settings(config: pytest.Config, nodeid: str) -> Iterator[str]:
     # A selection is of no interest to an item that is named, unless it stands against one in the configuration.
-    for name in (("select",) if config.getini("ampcheck_select") else ()) + DECIDES:
+    selects = ("select",) if config.getini("ampcheck_select") else ()
+    for name in selects + DECIDES + (COMPARES if nodeid.endswith("-baseline]") else ()):
         given: Any = config.getoption(f"ampcheck_{name}")
         for value in [] if given is None else given if isinstance(given, list) else [given]:
             yield f"--ampcheck-{name}={value}"

@@ -22,6 +22,7 @@ from ampcheck.trace.kernels import Plan, floats, kind_of
 from ampcheck.trace.ops import Angle, Census, HandNorm, NormUse, OpUse, Stale, WeightCasts
 from ampcheck.trace.place import Place, place
 from ampcheck.trace.provenance import LOW_DTYPES, Provenance, Tag, short
+from ampcheck.trace.reach import named_modules
 from ampcheck.trace.recorder import Probe, Recorder
 
 __all__ = ["CensusTaker"]
@@ -60,16 +61,15 @@ class CensusTaker(Probe):
         """The contract was built: learn the names of its modules, and its trainable weights."""
         self._recorder = recorder
         norms = (torch.nn.modules.batchnorm._NormBase, torch.nn.LayerNorm, torch.nn.GroupNorm)
-        for root in modules.values():
-            for name, module in root.named_modules():
-                self._modules.setdefault(module, name)
-                for own in module.parameters(recurse=False):
-                    if not own.requires_grad or id(own) in self._parameters:
-                        continue
-                    self._parameters[id(own)] = (own, names.get(id(own), "a weight"))
-                    if not isinstance(module, norms):
-                        dtype = short(own.dtype)
-                        self.census.weights[dtype] = self.census.weights.get(dtype, 0) + own.numel()
+        for name, module in named_modules(modules):
+            self._modules.setdefault(module, name)
+            for own in module.parameters(recurse=False):
+                if not own.requires_grad or id(own) in self._parameters:
+                    continue
+                self._parameters[id(own)] = (own, names.get(id(own), "a weight"))
+                if not isinstance(module, norms):
+                    dtype = short(own.dtype)
+                    self.census.weights[dtype] = self.census.weights.get(dtype, 0) + own.numel()
         for index in range(len(recorder.optimizers)):
             for p in recorder.parameters(index):
                 self._parameters.setdefault(id(p), (p, names.get(id(p), "a weight")))

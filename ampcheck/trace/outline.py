@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampcheck.trace.events import Event
 from ampcheck.trace.ops import GradientSize, ModuleUse, Outline
 from ampcheck.trace.precision import dtype_name
+from ampcheck.trace.reach import named_modules
 from ampcheck.trace.recorder import Probe, Recorder
 from ampcheck.trace.sources import user_site
 
@@ -34,15 +35,11 @@ class OutlineTaker(Probe):
 
     def built(self, modules: Mapping[str, torch.nn.Module]) -> None:
         """The contract was built: learn its modules and the dtypes that their own parameters have."""
-        roots = [(path, m) for path, m in modules.items() if not any(path.startswith(f"{other}.") for other in modules)]
-        for path, root in roots:
-            # a parameter's name is made the same way (`Reached.names`)
-            prefix = path.rpartition(".")[2] if len(roots) > 1 else ""
-            for name, module in root.named_modules(prefix=prefix):
-                if module not in self._uses:
-                    own = {dtype_name(p.dtype) for p in module.parameters(recurse=False)}
-                    use = self._uses[module] = ModuleUse(name, type(module).__name__, "+".join(sorted(own)))
-                    self.outline.modules.append(use)
+        for name, module in named_modules(modules):
+            if module not in self._uses:
+                own = {dtype_name(p.dtype) for p in module.parameters(recurse=False)}
+                use = self._uses[module] = ModuleUse(name, type(module).__name__, "+".join(sorted(own)))
+                self.outline.modules.append(use)
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:

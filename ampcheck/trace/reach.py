@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import types
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from ampcheck.trace.sources import _rank
 
-__all__ = ["Reached", "reach"]
+__all__ = ["Reached", "named_modules", "reach"]
 
 _DEPTH = 16
 _WIDTH = 512
@@ -45,6 +46,13 @@ class Reached:
         for path, tensor in self.tensors.items():
             found.setdefault(id(tensor), path)
         return found
+
+
+def named_modules(found: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:
+    """All modules of those that were found, named as their parameters are (see `Reached.names`)."""
+    roots = {path: m for path, m in found.items() if not any(path.startswith(f"{other}.") for other in found)}
+    for path, root in roots.items():
+        yield from root.named_modules(prefix=path.rpartition(".")[2] if len(roots) > 1 else "")
 
 
 def reach(*roots: tuple[str, Any]) -> Reached:

@@ -218,3 +218,22 @@ def test_a_fault_of_the_profile_keeps_no_verdict_from_being_reached(monkeypatch:
     report = ampcheck.check(training(), device="cpu").contracts[0]
     assert report.judged and report.facts["profile"] == {}
     assert any("KeyError" in note for note in report.facts["notes"])
+
+
+def test_modules_of_two_models_are_told_apart() -> None:
+    def build() -> object:
+        one, two = torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.nn.Sequential(torch.nn.Linear(4, 4))
+        optimizer = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=0.1)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            two(one(torch.ones(3, 4))).sum().backward()
+            optimizer.step()
+
+        return step
+
+    from ampcheck.evidence import Evidence
+
+    found = module.profile(Evidence("c", "cpu", natural(Spec(build, "c"))))
+    assert [m["module"] for m in found["modules"]] == ["one", "one.0", "two", "two.0"]
+    assert {o["module"] for o in found["ops"] if o["family"] == "matmul"} == {"one.0", "two.0"}
