@@ -82,7 +82,8 @@ class OutlineTaker(Probe):
         """Read the numbers of the call that has ended: one transfer a device and step."""
         with _disable_current_modes(), torch.no_grad():
             for size, found, scale in self._sizes:
-                rows = torch.stack([f.cpu() for f in found]).double().tolist() if found else []
+                devices = {f.device for f in found}
+                rows = [r for d in devices for r in torch.stack([f.float() for f in found if f.device == d]).tolist()]
                 divisor = float(scale) if scale is not None else 1.0
                 norm = math.sqrt(sum(n * n for n, _ in rows)) / divisor
                 peak = max((p for _, p in rows), default=0.0) / divisor
