@@ -12,6 +12,7 @@ from typing import Any
 import ampcheck
 from ampcheck.bundle import file
 from ampcheck.bundle.keeper import Keeper
+from ampcheck.errors import UsageError
 from ampcheck.evidence import Evidence
 from ampcheck.findings import ContractReport
 
@@ -37,7 +38,7 @@ def keep(keeper: Keeper, evidence: Evidence, report: ContractReport, directory: 
         directory: where bundles go.
 
     Returns:
-        The path, or why there is none although there should be; `None` where nothing went wrong.
+        The path; `None` where nothing went wrong, or where it could not be written, which is noted in the report's facts.
     """
     path = path_of(directory, report.contract, report.device)
     try:
@@ -46,10 +47,11 @@ def keep(keeper: Keeper, evidence: Evidence, report: ContractReport, directory: 
         if not reasons:
             return None
         if keeper.judged is None:
-            return f"no bundle: {keeper.failed or 'the step was never called'}"
+            raise UsageError(keeper.failed or "the step was never called")
         file.write(_data(keeper, evidence, report, reasons), path)
     except Exception as error:  # a full disk, or a fault of ours: the verdicts stand without it
-        return f"no bundle: {type(error).__name__}: {error}"
+        report.facts.setdefault("notes", []).append(f"no evidence bundle: {type(error).__name__}: {error}")
+        return None
     return str(path)
 
 

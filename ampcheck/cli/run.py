@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 from ampcheck.cli.report import FORMATS
 from ampcheck.cli.style import complain, say
 from ampcheck.config import DTYPES, Settings, merge
-from ampcheck.contract import Contract, Options
+from ampcheck.contract import Contract, Options, bound
 from ampcheck.errors import UsageError
 from ampcheck.findings import ContractReport, Report
 from ampcheck.report.text import one_line
@@ -141,32 +140,6 @@ def _file(path: Path) -> Any:
     return module
 
 
-def bound(function: Callable[..., object], device: str) -> Callable[[], object]:
-    """The function without arguments: with the device type for the one parameter that it may have.
-
-    Raises:
-        UsageError: if it needs more.
-    """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin that does not say
-        return function
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    others = [name for name in needed if name not in ("amp_device", "device")]
-    if others or len(needed) > 1:
-        raise UsageError(
-            f"the function needs {', '.join(others or needed)}, which are fixtures of pytest; use `pytest --ampcheck`"
-        )
-    if not needed:
-        return function
-
-    def build() -> object:
-        return function(**{needed[0]: device})
-
-    build.__wrapped__ = function  # type: ignore[attr-defined]  # so that the function, not this, is the place to blame
-    return build
-
-
 def _print(report: Any, device: str) -> None:
     from ampcheck.report.terminal import summary
     from ampcheck.report.text import verdict_text
@@ -181,3 +154,6 @@ def _print(report: Any, device: str) -> None:
         if kept := contract.facts.get("evidence"):
             say()
             say(f"evidence  {one_line(kept)}")
+        for note in contract.facts.get("notes", ()):
+            if note.startswith("no evidence bundle: "):
+                complain(one_line(note))

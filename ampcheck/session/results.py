@@ -194,6 +194,9 @@ class Results:
         for one in report.contracts:
             if kept := one.facts.get("evidence"):
                 reporter.write_line(f"evidence: {one_line(relative(kept, self.config.invocation_params.dir))}", yellow=True)
+            for note in one.facts.get("notes", ()):
+                if note.startswith("no evidence bundle: "):
+                    reporter.write_line(one_line(note), yellow=True)
         for line, style in changes_summary(report.changes, report.baseline) if report.contracts or report.changes else ():
             reporter.write_line(line, **COLOURS[style])
         for note in self.gated.notes:

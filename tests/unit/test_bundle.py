@@ -436,7 +436,8 @@ def test_every_contract_has_a_file_name_of_its_own(tmp_path: Path, contract: str
 def test_a_bundle_that_cannot_be_written_takes_no_verdict_with_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     report = judged(training(overflow_at=2), tmp_path / "file" / "evidence")
-    assert report.facts["evidence"].startswith("no bundle: ")
+    assert report.facts["evidence"] is None
+    assert [note for note in report.facts["notes"] if note.startswith("no evidence bundle: NotADirectoryError")]
     assert report.verdicts
 
 
