@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from ampcheck.errors import ContractError
+from ampcheck.errors import ContractError, UsageError
 
-__all__ = ["Contract", "Options", "Training", "contract"]
+__all__ = ["Contract", "Options", "Training", "bound", "contract"]
 
 #: How often `step` may be called after one build unless `Training(calls=)` says otherwise.
 DEFAULT_CALLS = 6
@@ -235,3 +235,29 @@ def _declare(function: Callable[..., Any], options: Options) -> Contract:
     if name and "<locals>" not in name:
         _DECLARED.setdefault((file, name), set()).add(line)
     return contract
+
+
+def bound(function: Callable[..., object], device: str) -> Callable[[], object]:
+    """The function without arguments: with the device type for the one parameter that it may have.
+
+    Raises:
+        UsageError: if it needs more.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not say
+        return function
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    others = [name for name in needed if name not in ("amp_device", "device")]
+    if others or len(needed) > 1:
+        raise UsageError(
+            f"the function needs {', '.join(others or needed)}, which are fixtures of pytest; use `pytest --ampcheck`"
+        )
+    if not needed:
+        return function
+
+    def build() -> object:
+        return function(**{needed[0]: device})
+
+    build.__wrapped__ = function  # type: ignore[attr-defined]  # so that the function, not this, is the place to blame
+    return build

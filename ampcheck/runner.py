@@ -26,7 +26,8 @@ def check(make_step: Callable[[], object], *, device: str | None = None, name: s
     """Judge a training step without pytest.
 
     Args:
-        make_step: builds the step afresh: a function without arguments that returns a step or a `Training`.
+        make_step: builds the step afresh: a function, or a contract, that returns a step or a `Training`; it takes no argument, or
+            the device type as `amp_device` or `device`.
         device: device type the step runs on; CUDA where there is one, else the CPU.
         name: for messages; the function's name otherwise.
         **options: as for `ampcheck.contract`: `ignore=`, `xfail=`, `strict=`, `timeout=`.
@@ -35,14 +36,14 @@ def check(make_step: Callable[[], object], *, device: str | None = None, name: s
         A `Report`; `report.ok` is False if an error-level rule is broken.
 
     Raises:
-        UsageError: for an option that names no check.
+        UsageError: for an option that names no check, or a function that needs more than a device type.
     """
-    from ampcheck.contract import Contract, contract
+    from ampcheck.contract import Contract, bound, contract
 
     declared = make_step if isinstance(make_step, Contract) else contract(**options)(make_step)
     where = device or default_device()
     report = judge(
-        declared.function,
+        bound(declared.function, where),
         contract=name or declared.name,
         device=where,
         options=declared.options,

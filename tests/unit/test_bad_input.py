@@ -167,3 +167,20 @@ def test_an_error_of_our_own_does_not_block_the_others(monkeypatch: pytest.Monke
     monkeypatch.setitem(CHECKS, "AMP311", dataclasses.replace(CHECKS["AMP311"], function=broken))
     found = {v.check: v for v in run(no_gradient).verdicts}
     assert found["AMP311"].outcome == "inconclusive" and "KeyError" in found["AMP311"].reason
+
+
+def test_check_hands_a_contract_the_device_type_that_it_asks_for() -> None:
+    seen = []
+
+    @ampcheck.contract
+    def net(amp_device: str) -> Any:
+        seen.append(amp_device)
+        return raises
+
+    assert "cannot reach the data" in only_finding(ampcheck.check(net, device="cpu"))
+    assert set(seen) == {"cpu"}
+
+
+def test_check_refuses_a_contract_that_needs_fixtures() -> None:
+    with pytest.raises(ampcheck.UsageError, match="needs width, which are fixtures of pytest"):
+        ampcheck.check(lambda width: None, device="cpu")
