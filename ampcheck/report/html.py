@@ -59,7 +59,7 @@ def render(document: Mapping[str, Any]) -> str:
         document: as `ampcheck.report.json.document` makes it.
     """
     shown = view(document)
-    opened = sum(c.verdict == "failed" for c in shown.contracts[:3]) or (len(shown.contracts) == 1)
+    opened = max(sum(c.verdict == "failed" for c in shown.contracts[:3]), 1)
     pages = [_page(contract, index, index < opened) for index, contract in enumerate(shown.contracts)]
     return _template().render(
         view=shown,

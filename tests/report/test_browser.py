@@ -106,6 +106,16 @@ def test_its_policy_stops_what_slips_through(document: Build, site: Any, tmp_pat
     assert "<title>ampcheck: Blocked" in run.stdout
 
 
+def test_a_link_to_a_contract_opens_it(document: Build, site: Any, tmp_path: Path) -> None:
+    handler, url = site
+    handler.page = render(document(), "html").encode()
+    folds = [
+        browse(tmp_path / "profile", target, "--dump-dom").stdout.count('<details class="contract" open')
+        for target in (url, f"{url}#c2")
+    ]
+    assert folds == [1, 2]
+
+
 def test_it_prints_what_is_folded_away(document: Build, site: Any, tmp_path: Path) -> None:
     handler, url = site
     handler.page = render(document(), "html").encode()
