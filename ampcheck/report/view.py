@@ -177,7 +177,7 @@ def view(document: Entry) -> View:
         state=state,
         verdict=verdict,
         tally=", ".join(f"{counts[name]} {name.replace('-', ' ')}" for name in COUNTS if counts[name]) or "no checks",
-        environment=_flat(document.get("environment") or {}),
+        environment=_environment(document.get("environment") or {}),
         contracts=contracts,
         changes=sorted(changes, key=lambda c: (("worse", "new", "info", "better").index(c.verdict), c.contract)),
         baseline=_baseline(document.get("baseline")),
@@ -364,6 +364,18 @@ def _reasons(items: Iterable[Entry], outcome: str) -> list[Reason]:
             if text not in texts:
                 texts.append(text)
     return sorted(found.values(), key=lambda entry: (entry.count, entry.reason))
+
+
+def _environment(facts: Entry) -> dict[str, str]:
+    """The environment as names and texts; what differs from device to device stands once for each."""
+    devices = facts.get("devices")
+    if not isinstance(devices, Mapping) or not all(isinstance(entry, Mapping) for entry in devices.values()):
+        return _flat(facts)
+    flats = {one_line(device, 20): _flat(entry) for device, entry in devices.items()}
+    names = dict.fromkeys(name for flat in flats.values() for name in flat)
+    shared = {n for n in names if len({flat.get(n) for flat in flats.values()}) == 1}
+    found = {name: next(iter(flats.values()))[name] for name in names if name in shared}
+    return found | {f"{d}: {n}": text for d, flat in flats.items() for n, text in flat.items() if n not in shared}
 
 
 def _flat(facts: Entry, prefix: str = "") -> dict[str, str]:

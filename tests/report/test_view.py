@@ -127,6 +127,13 @@ def test_the_environment_is_flat() -> None:
     assert view(document).environment == {"torch": "2", "threads": "1", "tf32 matmul": "no", "tf32 cudnn": "yes"}
 
 
+def test_the_environments_of_several_devices_are_told_apart() -> None:
+    cpu = {"torch": "2", "device": "cpu"}
+    cuda = {"torch": "2", "device": "cuda", "card": "H"}
+    found = view(report("passed", environment={**cpu, "devices": {"cpu": cpu, "cuda": cuda}})).environment
+    assert found == {"torch": "2", "cpu: device": "cpu", "cuda: device": "cuda", "cuda: card": "H"}
+
+
 def test_annotations_stop_where_github_does() -> None:
     seen = [finding(n, location={**PLACE, "line": n + 1}) for n in range(25)]
     lines = list(commands(report(*["failed"] * 25, findings=seen)))
