@@ -449,3 +449,20 @@ def test_paths_of_this_machine_stay_out_of_it(bundle: dict[str, Any]) -> None:
         return [t for v in inner for t in texts(v)]
 
     assert [t for t in texts(bundle) if str(Path(__file__).parent.parent) in t] == []
+
+
+def test_a_fault_of_the_watcher_costs_no_verdict_and_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    expected = {(v.check, v.outcome) for v in judged(training(overflow_at=2), tmp_path).verdicts}
+
+    def breaks(*_: Any) -> Any:
+        raise ZeroDivisionError("ours")
+
+    for name in ("_size", "_lost", "_module_names", "generators", "states"):
+        monkeypatch.setattr(f"ampcheck.bundle.keeper.{name}", breaks)
+        report = judged(training(overflow_at=2), tmp_path)
+        assert {(v.check, v.outcome) for v in report.verdicts} == expected
+        if name in ("generators", "states"):  # then there is no moment to go back to
+            assert any("no evidence bundle: UsageError: ZeroDivisionError: ours" in note for note in report.facts["notes"])
+        else:
+            assert file.read(Path(report.facts["evidence"]))["judged"]["unwatched"] == "ZeroDivisionError: ours"
+        monkeypatch.undo()
