@@ -128,6 +128,27 @@ def test_a_whole_number_may_have_a_point(document: Build, line: Any, valid: bool
     assert (list(faults(changed)) == []) is valid
 
 
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        (("version",), 2, "version is not 1"),
+        (("items", 0, "outcome"), "maybe", "items[0].outcome is not one of passed, failed, warned, inconclusive, not-run, xfailed"),
+        (("items", 0, "check"), "AMP1", "items[0].check is not written as ^AMP[1-9][0-9][0-9]$"),
+        (("costs", 0, "calls"), -1, "costs[0].calls is less than 0"),
+        (("changes", 0), [], "changes[0] is not of type object"),
+        (("contracts", 0, "profile", "layers", "as-written", 0, "allowed"), None, "contracts[0].profile.layers.as-written[0].allowed is not of type number or string"),
+    ],
+)  # fmt: skip
+def test_each_rule_is_kept(document: Build, where: tuple[Any, ...], value: Any, said: str) -> None:
+    changed: Any = document()
+    parent = changed
+    for key in where[:-1]:
+        parent = parent[key]
+    parent[where[-1]] = value
+    assert list(faults(changed)) == [said]
+    assert not VALIDATOR.is_valid(changed)
+
+
 def test_a_refusal_names_the_place(document: Build) -> None:
     changed = document()
     changed["contracts"][0]["profile"]["scale"][1]["skipped"] = "no\x1b[31m"
