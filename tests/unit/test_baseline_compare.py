@@ -136,6 +136,11 @@ def test_a_mended_finding_asks_for_its_excuse_to_go() -> None:
     assert lines(now, base) == [("better", "AMP201 is mended: remove its xfail"), ("better", "AMP303 is mended")]
 
 
+def test_a_warning_that_has_become_an_error_is_worse() -> None:
+    now = changed(findings={"AMP108": "failed"})
+    assert lines(now, changed(findings={"AMP108": "warned"})) == [("worse", "AMP108 was a warning and is an error now")]
+
+
 def test_a_finding_that_cannot_be_judged_is_not_mended() -> None:
     base = changed(findings={"AMP303": "failed"})
     assert lines(BASE, base) == [("info", "AMP303 was found before and cannot be judged now")]

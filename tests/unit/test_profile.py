@@ -237,3 +237,44 @@ def test_modules_of_two_models_are_told_apart() -> None:
     found = module.profile(Evidence("c", "cpu", natural(Spec(build, "c"))))
     assert [m["module"] for m in found["modules"]] == ["one", "one.0", "two", "two.0"]
     assert {o["module"] for o in found["ops"] if o["family"] == "matmul"} == {"one.0", "two.0"}
+
+
+def test_what_is_done_to_gradients_that_no_step_waits_for_is_no_clip() -> None:
+    def build() -> object:
+        one, two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        first, second = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (one, two))
+        for p in two.parameters():
+            p.grad = torch.zeros_like(p)
+
+        def step() -> None:
+            first.zero_grad()
+            one(torch.ones(3, 4)).sum().backward()
+            second.zero_grad(set_to_none=False)  # somebody else's, between a backward and its step
+            first.step()
+            one.weight.grad.mul_(0.5)  # used already
+            two(torch.ones(3, 4)).sum().backward()
+            second.step()
+
+        return step
+
+    found, _ = iterations(build)
+    assert not any("clip" in name for iteration in found for name in iteration)
+
+
+def test_a_recomputation_is_not_counted_as_a_forward() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def build() -> object:
+        layer = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            x = torch.ones(3, 4, requires_grad=True)
+            checkpoint(layer, x, use_reentrant=False).sum().backward()
+            optimizer.step()
+
+        return step
+
+    run = natural(Spec(build, "c"))
+    assert run.notes["outline"].modules[0].outputs == {"float32": 6}
