@@ -1,1 +1,1 @@
-"""Writers: each takes a `Report` and turns it into what a person or a program reads. They know no front end."""
+"""Writers: `json` makes one document of a `Report`, and every other format is made of that. They know no front end."""

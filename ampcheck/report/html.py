@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 import ampcheck
 from ampcheck.report import pictures
-from ampcheck.report.charts import Chart, charts, size
+from ampcheck.report.charts import Chart, charts, number, size
 from ampcheck.report.modules import Module, tree
 from ampcheck.report.text import one_line
 from ampcheck.report.view import COUNTS, Contract, view
@@ -47,6 +47,7 @@ class Page:
     orders: list[list[tuple[str, str]]]
     settings: list[tuple[str, str]]
     notes: list[str]
+    headroom: list[tuple[str, str]]
     first_nonfinite: str
     bundle: str
     seconds: float
@@ -101,6 +102,7 @@ def _page(contract: Contract, index: int, opened: bool) -> Page:
         [[(one_line(name, 80), _at(name, places)) for name in order] for order in profile.get("events") or ()],
         [(one_line(name, 40), _setting(value)) for name, value in settings.items() if value],
         [one_line(note) for note in contract.raw.get("notes") or ()],
+        _headroom(contract.raw.get("headroom") or {}),
         _first(profile.get("first_nonfinite")),
         one_line(contract.raw.get("evidence") or ""),
         sum(cost["seconds"] for cost in contract.costs),
@@ -124,6 +126,17 @@ def _setting(value: Any) -> str:
     if isinstance(value, Mapping):
         return one_line("; ".join(f"{key}: {text}" for key, text in value.items()))
     return one_line(", ".join(map(str, value)) if isinstance(value, list) else value)
+
+
+def _headroom(policies: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """For each policy the largest part of the allowed deviation that each quantity used."""
+    found = []
+    for policy, quantities in policies.items():
+        known = [(one_line(name, 40), number(ratio)) for name, ratio in quantities.items()]
+        parts = [f"{'more than all' if ratio is None else f'{ratio:.0%}'} by the {name}" for name, ratio in known]
+        if parts:
+            found.append((one_line(policy, 40), ", ".join(parts)))
+    return found
 
 
 def _first(entry: Mapping[str, Any] | None) -> str:

@@ -67,7 +67,7 @@ def build(text: Text = lambda n: f"text {n}") -> dict[str, Any]:
         "costs": [{**red, "scenario": text(34), "builds": 1, "calls": 6, "seconds": 0.5}],
         "optimizer_state": [{**red, **state}],
         "contracts": [
-            {**red, "judged": True, "notes": [text(35)], "evidence": text(38), "settings": {"ignore": [text(36)], "xfail": {"AMP110": text(37)}}, "profile": profile},
+            {**red, "judged": True, "notes": [text(35)], "evidence": text(38), "headroom": {text(54): {text(55): 0.25, text(56): "inf"}}, "settings": {"ignore": [text(36)], "xfail": {"AMP110": text(37)}}, "profile": profile},
             {**green, "judged": False, "notes": [], "settings": {}, "profile": {}},
         ],
         "changes": [

@@ -76,6 +76,11 @@ def test_a_users_settings_of_matplotlib_change_nothing(document: Build) -> None:
         assert dict(mpl.rcParams) == before
 
 
+def test_parity_is_told_in_a_line(document: Build, undrawn: None) -> None:
+    said = "Parity with FP32, text 54: of what rounding explains, 25% by the text 55, more than all by the text 56 used."
+    assert said in html.render(document())
+
+
 def test_without_the_extra_tables_stand_in(document: Build, undrawn: None) -> None:
     page = html.render(document())
     assert "<svg" not in page
