@@ -215,7 +215,7 @@ def squares(optimizer: optim.Optimizer, parameters: list[nn.Parameter]) -> Calla
         )
         assert isinstance(loss, Tensor)
         loss.backward()
-        return loss
+        return loss.detach()  # torch 2.8 warns, once, when LBFGS turns one with a graph into a number
 
     return closure
 
