@@ -103,6 +103,8 @@ def _arguments(config: pytest.Config, top: Path, tree: Path) -> list[str] | None
     kept: list[str] = []
     files: list[str] = []
     asked = False
+    # what pytest itself took for files: the value of an option may look like one
+    typed = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else ()
     given = iter([str(a) for a in config.invocation_params.args])
     here = config.invocation_params.dir
     for argument in given:
@@ -110,11 +112,7 @@ def _arguments(config: pytest.Config, top: Path, tree: Path) -> list[str] | None
             next(given, None)
         elif argument in _SWITCHES or argument.startswith((*(f"{option}=" for option in _VALUED), "--maxfail")):
             continue
-        elif (
-            not argument.startswith("-")
-            and (kept[-1:] or [""])[0] not in _TAKES
-            and (here / argument.partition("::")[0]).exists()
-        ):
+        elif argument in typed and (kept[-1:] or [""])[0] not in _TAKES:
             asked = True
             path = _moved(here / argument.partition("::")[0], top, tree)
             if path.exists() and str(path) not in files:

@@ -201,9 +201,9 @@ class Selection:
             config.getoption(name, None) for name in ("keyword", "markexpr", "lf", "deselect", "stepwise", "ampcheck_reference")
         ]
         self.whole = finished and not any("::" in arg for arg in config.args) and not any(narrowed)
-        self.paths = [
-            relative(str(config.invocation_params.dir / arg.partition("::")[0]), config.rootpath) for arg in config.args
-        ]
+        named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else ()
+        files = [config.invocation_params.dir / argument.partition("::")[0] for argument in named]
+        self.paths = [relative(str(file), config.rootpath) for file in files]
 
     def covers(self, key: str, seen: Mapping[str, ContractReport]) -> bool:
         """Whether a contract would have been seen if it were still there."""

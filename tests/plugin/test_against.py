@@ -107,6 +107,18 @@ def test_a_selection_is_one_in_the_base_too(repository: Any) -> None:
     repository.judge("--ampcheck-against", "HEAD", "test_amp.py::mlp[cpu-baseline]").assert_outcomes(failed=1)
 
 
+def test_the_value_of_an_option_is_no_file(repository: Any) -> None:
+    (repository.path / "cpu").mkdir()
+    (repository.path / "cpu" / "kernel.txt").write_text("")
+    repository.write(OK)
+    commit(repository.path)
+    (repository.path / "new").mkdir()
+    repository.judge("--ampcheck-against", "HEAD", "--ampcheck-device", "cpu", "test_amp.py").assert_outcomes(passed=5)
+    assert changes(repository) == []
+    repository.judge("--ampcheck-against", "HEAD", "-p", "no:cacheprovider", "new", "test_amp.py").assert_outcomes(passed=5)
+    assert changes(repository) == []
+
+
 def test_a_base_without_contracts(repository: Any) -> None:
     (repository.path / "test_plain.py").write_text("def test_nothing():\n    pass\n")
     commit(repository.path)

@@ -185,6 +185,15 @@ def test_a_contract_that_was_not_asked_for_is_not_gone(project: Any, narrowed: l
     assert not [c for c in project.report["changes"] if c["verdict"] == "worse"]
 
 
+def test_a_contract_of_a_named_module_can_be_gone_too(project: Any) -> None:
+    project.write(contract("{}", "cnn"), "lib/contracts_of_mine.py")
+    project.ini("ampcheck_modules = contracts_of_mine\npythonpath = lib\ntestpaths = test_amp.py")
+    assert len(agreed(project, OK)) == 2
+    project.ini("testpaths = test_amp.py")
+    assert project.judge().ret == 1
+    assert changes(project) == ["worse: the contract is gone"]
+
+
 def test_a_renamed_contract_is_told_as_one(project: Any) -> None:
     agreed(project, contract(PROFILE % "float32"))
     project.write(contract(PROFILE % "float32", "perceptron"))
