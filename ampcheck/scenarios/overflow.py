@@ -45,7 +45,7 @@ class Planted:
         moved: which of "parameters", "optimizer state" changed although the gradient was not finite.
         closed: index of the event that ended the window, or -1; `ended` is the call it was in.
         abandoned: whether the next call began anew, without the gradient, although no update had ended the window.
-        schedule: whether the learning rate moved in the skipped window as it does in every clean one.
+        schedule: whether the learning rate moved in the skipped window as it does in most clean ones.
         sanitized: whether the optimizer was stepped all the same, with gradients that somebody had made finite.
         clamped: whether what took the place of the inf is a limit, as a clip by value leaves it.
         ruined: index of a later step, or -1, that was taken although gradients were still, or again, not finite.
@@ -320,7 +320,8 @@ class PlantProbe(Probe):
         for index, planted in self.planted.items():
             changed = [a.get(index) != b.get(index) for a, b in itertools.pairwise(marks)]
             clean = [c for i, c in enumerate(changed) if i != at]
-            planted.schedule = at is not None and at < len(changed) and changed[at] and bool(clean) and all(clean)
+            # Most, not all: the last rate of a warm-up and the first of the decay after it are the same.
+            planted.schedule = at is not None and at < len(changed) and changed[at] and 2 * sum(clean) > len(clean)
 
 
 class _Keep(Stage):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -152,6 +153,24 @@ def test_a_schedule_that_advances_on_skips_is_a_warning_only() -> None:
     found = verdicts(scheduled_on_skips)
     assert found["AMP201"].outcome == "warned"
     assert {v.outcome for k, v in found.items() if k != "AMP201"} <= {"passed", "not-run"}
+
+
+def test_a_schedule_by_the_epoch_may_move_after_a_skipped_step() -> None:
+    def build() -> Step:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        inner, calls = loop(model, optimizer=optimizer), itertools.count(1)
+
+        def step() -> Any:
+            value = inner()
+            if next(calls) % 2:  # an epoch is two steps, and the third is the one that is skipped
+                schedule.step()
+            return value
+
+        return step
+
+    assert verdicts(build)["AMP201"].outcome == "passed"
 
 
 def test_strict_makes_it_an_error() -> None:
