@@ -184,8 +184,6 @@ def settings_of(config: pytest.Config) -> Settings:
         accept=asked["accept"].reasons(),
         **{name: asked[name].path(config.invocation_params.dir) for name in REPORTS},
     )
-    if settings.update_baseline and settings.against is not None:
-        raise UsageError("--ampcheck-update-baseline and --ampcheck-against exclude each other: one writes, one compares")
     if settings.evidence_batch is not None and settings.evidence is None:
         raise UsageError(f"{asked['evidence-batch'].where} does nothing without --ampcheck-evidence DIR; add it")
     reports = [path for name in REPORTS if (path := getattr(settings, name)) is not None]

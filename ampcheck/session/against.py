@@ -128,7 +128,14 @@ def _arguments(config: pytest.Config, top: Path, tree: Path) -> list[str] | None
     if config.inipath is not None and top.resolve() not in config.inipath.resolve().parents:
         kept += ["-c", str(config.inipath)]
     silent = [part for name in _SILENT for part in ("-o", f"ampcheck_{name}=")]
-    kept += ["--rootdir", str(_moved(config.rootpath, top, tree)), *silent, "-p", "no:cacheprovider", "--maxfail=0"]
+    kept += [
+        "--rootdir",
+        str(_moved(config.rootpath, top, tree)),
+        *silent,
+        "-o",
+        f"cache_dir={tree.parent / 'cache'}",
+        "--maxfail=0",
+    ]
     return [*kept, "--ampcheck-only", "--ampcheck-update-baseline", "--ampcheck-annotations=off", *files]
 
 

@@ -54,7 +54,9 @@ class Gate:
         self.accept = _accepted(settings.accept)
         self.updates = settings.update_baseline
         self.child = os.environ.get(CHILD)
-        self.revision = None if self.child else settings.against
+        self.revision = None if self.child else settings.against  # the base's configuration may ask for one as well
+        if self.updates and self.revision is not None:
+            raise UsageError("--ampcheck-update-baseline and --ampcheck-against exclude each other: one writes, one compares")
         self.path = settings.baseline or self.root / NAME
         self.base: dict[str, Fingerprint] | None = None
         self._folder: Path | None = None

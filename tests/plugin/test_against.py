@@ -119,6 +119,29 @@ def test_the_value_of_an_option_is_no_file(repository: Any) -> None:
     assert changes(repository) == []
 
 
+def test_a_configuration_may_always_compare(repository: Any) -> None:
+    repository.write(OK)
+    repository.ini("addopts = --ampcheck --ff --ampcheck-against=HEAD -x")
+    commit(repository.path)
+    repository.write(FAULTY)
+    repository.judge("--maxfail=9").assert_outcomes(passed=3, failed=2)
+    assert changes(repository) == ["new: AMP102 is new: a clip"]
+
+
+def test_editable_installs_and_the_path_are_those_of_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from ampcheck.session import against
+
+    top, tree = tmp_path / "head", tmp_path / "base"
+    finder = SimpleNamespace(MAPPING={"lib": str(top / "python" / "lib"), "other": "/elsewhere/other"})
+    monkeypatch.setitem(against.sys.modules, "__editable___lib_finder", finder)
+    installed = top / ".venv" / "lib" / "site-packages"
+    monkeypatch.setattr(against.sys, "path", [str(top / "first"), str(installed), "/elsewhere"])
+    monkeypatch.setenv("PYTHONPATH", f"/given{os.pathsep}{top / 'first'}")
+    assert against._paths(top, tree) == [str(tree / "first"), str(tree / "python"), "/given"]
+
+
 def test_a_base_without_contracts(repository: Any) -> None:
     (repository.path / "test_plain.py").write_text("def test_nothing():\n    pass\n")
     commit(repository.path)
