@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import sysconfig
 import types
@@ -12,7 +13,8 @@ from ampcheck.findings import Location
 
 __all__ = ["is_own", "of_callable", "of_exception", "user_site"]
 
-_OWN = str(Path(__file__).resolve().parent.parent)
+_OWN = f"{Path(__file__).resolve().parent.parent}{os.sep}"
+_REFERENCE = f"{_OWN}reference.py"
 _STDLIB = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")})
 
 
@@ -20,11 +22,11 @@ _STDLIB = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")}
 def _rank(filename: str) -> int:
     """0: user code, 1: an installed package, 2: never the user's (torch, ampcheck, the standard library, no file)."""
     if filename.startswith(("<", _OWN)):
-        return 2
+        return 0 if filename == _REFERENCE else 2  # the built-in contracts stand for a user's
     parts = Path(filename).parts
     if "site-packages" in parts or "dist-packages" in parts:
         owner = parts[max(i for i, part in enumerate(parts) if part in ("site-packages", "dist-packages")) + 1 :][:1]
-        return 2 if owner in (("torch",), ("_pytest",), ("pluggy",), ("xdist",)) else 1
+        return 2 if owner in (("torch",), ("pytest",), ("_pytest",), ("pluggy",), ("xdist",)) else 1
     return 2 if filename.startswith(_STDLIB) else 0
 
 
@@ -69,7 +71,7 @@ def is_own(error: BaseException) -> bool:
     code = None if trace is None else trace.tb_frame.f_code
     if code is None or code.co_name in ("__torch_function__", "__torch_dispatch__"):
         return False  # a mode makes the contract's own call, which may fail in a kernel: there is no deeper frame
-    return code.co_filename.startswith(_OWN) and not code.co_filename.endswith("reference.py")
+    return code.co_filename.startswith(_OWN) and code.co_filename != _REFERENCE
 
 
 def of_callable(function: object) -> Location | None:
