@@ -205,7 +205,8 @@ class Results:
             reporter.write_line(f"left out: {one_line(contract)} declares no device that was asked for", yellow=True)
         if self.problem:
             reporter.write_line(f"ERROR: {self.problem}", red=True)
-        if self.publishing is not None and (document := self.document())["items"]:
+        document = self.document()
+        if self.publishing is not None and (document["items"] or document["changes"]):
             for line in self.publishing.tell(document):
                 reporter.write_line(line)
 

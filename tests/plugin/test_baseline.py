@@ -249,7 +249,9 @@ def test_the_item_alone_judges_its_contract(project: Any) -> None:
     project.write(contract('{"AMP102": "failed"}'))
     project.judge("test_amp.py::mlp[cpu-baseline]").assert_outcomes(failed=1)
     assert changes(project) == ["new: AMP102 is new: what AMP102 saw"]
-    project.judge("-k", "baseline").assert_outcomes(failed=1, deselected=4)
+    result = project.judge("-k", "baseline", "--ampcheck-annotations=on")
+    result.assert_outcomes(failed=1, deselected=4)
+    assert "AMP102 is new: what AMP102 saw" in next(line for line in result.outlines if line.startswith("::error "))
 
 
 def test_junit_has_the_lines(project: Any) -> None:
