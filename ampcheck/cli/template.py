@@ -96,9 +96,14 @@ def render(project: Project, target: Path, installed: frozenset[Path] = frozense
             "return step",
         ]
     else:
-        parts, step = [*_parts(draft, function, model)], [*_step(draft, function)]
-        if not function.builds:  # what the project's own code makes itself is not made twice
-            used = set(re.findall(r"\b\w+\b(?!=)", "\n".join(line.partition("#")[0] for line in step)))
+        step = [*_step(draft, function)]
+        said, draft.open = draft.open, []
+        used = set(re.findall(r"\b\w+\b(?!=)", "\n".join(line.partition("#")[0] for line in step)))
+        # What the project's own code makes itself is not made twice.
+        own = function.owner is not None and not function.builds and not used & {"model", "optimizer"}
+        parts = [*_parts(draft, function, model, made=not own)]
+        draft.open += said
+        if not function.builds:
             parts = [line for line in parts if line.partition(" = ")[0] not in {"batch", "optimizer", "scaler"} - used]
         body = [*parts, *step, "", "return step"]
     return _file(draft, body, target, installed)
@@ -167,8 +172,8 @@ def _name(function: Function) -> str:
     return f"{function.owner}.{function.name}" if function.owner else function.name
 
 
-def _parts(draft: _Draft, function: Function | None, model: Model | None) -> Iterator[str]:
-    """Model, optimizer, scaler and batch."""
+def _parts(draft: _Draft, function: Function | None, model: Model | None, made: bool = True) -> Iterator[str]:
+    """Model, optimizer, scaler and batch; without `made` the model is one that somebody else makes."""
     project = draft.project
     if function is not None:
         place = f"{_place(project, function)} {_name(function)}()"
@@ -186,7 +191,9 @@ def _parts(draft: _Draft, function: Function | None, model: Model | None) -> Ite
             )
     elif project.scripts:
         draft.todo(f"{one_line(project.scripts[0].name)} trains when it is imported: move the body of its loop into a function")
-    if model is None:
+    if not made:
+        pass
+    elif model is None:
         yield f"model = {draft.todo('a small model of yours, on amp_device')}"
     else:
         name = draft.need(model.module, model.name, model.root)

@@ -174,6 +174,20 @@ def test_what_the_project_makes_itself_is_not_made_twice(here):
     assert not any(f"{name} = " in text for name in ("optimizer", "scaler", "batch"))
 
 
+def test_a_trainer_that_makes_its_own_model_is_given_none(here):
+    text = written(
+        here,
+        trainer="from torch import nn\n\nclass MLP(nn.Module):\n    def __init__(self, layout):\n        self.l = nn.Linear(7, layout)\n\n"
+        "class Trainer:\n    def __init__(self, config):\n        self.model = MLP(config.layout)\n"
+        "        self.optimizer = torch.optim.Adam(self.model.parameters())\n\n"
+        "    def training_step(self, x, y):\n        F.mse_loss(self.model(x), y).backward()\n        self.optimizer.step()\n",
+    )
+    assert "trainer = Trainer(config=...)  # TODO: config" in text
+    assert "return trainer.training_step(x=inputs, y=targets)" in text
+    assert "model = " not in text
+    assert "layout" not in text, "nothing is asked about a model that is not made here"
+
+
 def test_parsed_arguments_are_told_by_what_is_read_of_them(here):
     source = "def train(args, model, batch):\n    model(batch).backward()\n    if args.log_interval:\n        print({})\n"
     text = written(here, train=source.format("args.use_amp"))
