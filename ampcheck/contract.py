@@ -251,7 +251,7 @@ def bound(function: Callable[..., object], device: str) -> Callable[[], object]:
     others = [name for name in needed if name not in ("amp_device", "device")]
     if others or len(needed) > 1:
         raise UsageError(
-            f"the function needs {', '.join(others or needed)}, which are fixtures of pytest; use `pytest --ampcheck`"
+            f"the function needs {', '.join(others or needed)}, which only pytest's fixtures can give; use `pytest --ampcheck`"
         )
     if not needed:
         return function

@@ -170,11 +170,11 @@ def _table(device: str) -> Line:
 
 
 def _extras() -> Iterator[Line]:
-    for name, what in (
-        ("xdist", "contracts in parallel: pip install pytest-xdist"),
-        ("jinja2", "HTML reports"),
-        ("matplotlib", "pictures in HTML reports"),
-        ("argcomplete", "completion in the shell: pip install ampcheck[completion]"),
+    for name, what, package in (
+        ("xdist", "contracts in parallel", "pytest-xdist"),
+        ("jinja2", "HTML reports", "jinja2"),
+        ("matplotlib", "pictures in HTML reports", "'ampcheck[report]'"),
+        ("argcomplete", "completion in the shell", "'ampcheck[completion]'"),
     ):
         there = importlib.util.find_spec(name) is not None
-        yield "ok" if there else "no", name, what
+        yield ("ok", name, what) if there else ("no", name, f"{what}: pip install {package}")

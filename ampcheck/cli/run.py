@@ -118,7 +118,9 @@ def load(target: str) -> tuple[Callable[..., object], Options]:
     try:
         module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:  # the user's own module, whatever it does
-        raise UsageError(f"{one_line(place)} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
+        raise UsageError(
+            f"{one_line(place)} cannot be imported: {type(error).__name__}: {one_line(error)}{_elsewhere(error)}"
+        ) from error
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -127,6 +129,17 @@ def load(target: str) -> tuple[Callable[..., object], Options]:
         hint = f"; its contracts are {', '.join(there)}" if there else ""
         raise UsageError(f"there is no function {one_line(name)!r} in {one_line(place)}{hint}")
     return (found.function, found.options) if isinstance(found, Contract) else (found, Options())
+
+
+def _elsewhere(error: Exception) -> str:
+    """A hint, if the module that was not found lies one directory further down (`src/`), where only pytest was told to look."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    folders = sorted(p for p in Path.cwd().iterdir() if p.is_dir()) if name.isidentifier() else []
+    for folder in folders:
+        if (folder / name / "__init__.py").is_file() or (folder / f"{name}.py").is_file():
+            place = one_line(folder.name)
+            return f"; it is in {place}/: install the project, or set PYTHONPATH={place}"
+    return ""
 
 
 def _file(path: Path) -> Any:

@@ -120,7 +120,7 @@ def test_a_step_of_which_nothing_could_be_judged_is_one(here, capsys):
         (["nowhere:f"], "nowhere cannot be imported: ModuleNotFoundError"),
         (["nowhere.py:f"], "FileNotFoundError"),
         (["steps:nothing"], "there is no function 'nothing' in steps; its contracts are expected"),
-        (["steps:needs"], "the function needs data, which are fixtures of pytest"),
+        (["steps:needs"], "the function needs data, which only pytest's fixtures can give"),
         (["steps:build", "--select=AMP999"], "no check is called 'AMP999'"),
         (["steps:build", "--dtype=int8"], "'int8' is not a 16-bit float dtype"),
         (["steps:build", "--device=cuda:1"], "give a device type"),
@@ -134,6 +134,22 @@ def test_what_cannot_be_run_is_two_with_a_sentence(here, capsys, arguments, mess
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("made", "hint"), [("src/inner/__init__.py", "src"), ("lib/inner.py", "lib"), ("src/inner/other.py", None)]
+)
+def test_a_module_one_directory_further_down_is_pointed_at(here, capsys, made, hint):
+    (here / made).parent.mkdir(parents=True)
+    (here / made).write_text("")
+    (here / "outer.py").write_text("from inner.thing import f\n")
+    assert main(["run", "outer:f"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.endswith(
+        f"No module named 'inner'; it is in {hint}/: install the project, or set PYTHONPATH={hint}"
+        if hint
+        else "No module named 'inner'"
+    )
 
 
 # -- report ---------------------------------------------------------------------------------------------------------
@@ -234,6 +250,15 @@ def test_a_dtype_that_does_not_run_is_named(monkeypatch):
     state, _, what = doctor._device(torch, "cpu")
     assert state == "ok"
     assert what == "float32; not: float16 (it gives torch.float32); bfloat16 (RuntimeError: no bfloat16 here)"
+
+
+def test_what_to_install_is_said_only_where_it_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "xdist" else object())
+    main(["doctor"])
+    shown = capsys.readouterr().out
+    assert "contracts in parallel: pip install pytest-xdist" in shown
+    assert lines(shown)["xdist"] == "no"
+    assert shown.count("pip install") == 1
 
 
 def test_a_plugin_that_pytest_does_not_load_by_itself(monkeypatch, capsys):

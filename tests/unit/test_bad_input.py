@@ -182,5 +182,5 @@ def test_check_hands_a_contract_the_device_type_that_it_asks_for() -> None:
 
 
 def test_check_refuses_a_contract_that_needs_fixtures() -> None:
-    with pytest.raises(ampcheck.UsageError, match="needs width, which are fixtures of pytest"):
+    with pytest.raises(ampcheck.UsageError, match="needs width, which only pytest's fixtures can give"):
         ampcheck.check(lambda width: None, device="cpu")
