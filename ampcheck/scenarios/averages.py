@@ -88,9 +88,12 @@ def near(built: Built, sites: CastSites, used: Container[int] = ()) -> Averages:
                 keys.append(keys.pop(at))  # the next copy is most likely of the next parameter
                 break
     covered = {name for name, _ in found.near.values()}
+    spare = {tuple(copy.shape) for path, copy in copies.items() if path not in found.near}
     for shape, keys in by_shape.items():
-        # a parameter that began at zero is far from its average: it is missed only where there are too few copies of its shape
-        if math.prod(shape) > 1 and sum(tuple(copy.shape) == shape for copy in copies.values()) < len(keys):
+        # a parameter that began at zero is far from its average: it is missed only where there are too few copies of its shape,
+        # and where each of them is another's
+        few = sum(tuple(copy.shape) == shape for copy in copies.values()) < len(keys)
+        if math.prod(shape) > 1 and few and shape not in spare:
             found.uncovered += [name for name in (names.get(key, "a parameter") for key in keys) if name not in covered]
     return found
 

@@ -16,6 +16,7 @@ from ampcheck.policy import Policy
 from ampcheck.scenarios.averages import interpolates
 from ampcheck.scenarios.drive import Built, Run, Stage
 from ampcheck.scenarios.natural import groups
+from ampcheck.scenarios.outside import Outside
 from ampcheck.scenarios.spec import Spec
 from ampcheck.trace.digest import Digest, digest, local, relative_difference
 from ampcheck.trace.events import Event
@@ -42,7 +43,9 @@ class Planted:
         call: in which call.
         scale: the loss scale at that time.
         used: whether the scaler's `step` was reached with it.
-        moved: which of "parameters", "optimizer state" changed although the gradient was not finite.
+        moved: which of "parameters", "optimizer state" changed although the gradient was not finite: in a step, or by hand
+            as in each clean window.
+        inside: those of which some changed in a step.
         closed: index of the event that ended the window, or -1; `ended` is the call it was in.
         abandoned: whether the next call began anew, without the gradient, although no update had ended the window.
         schedule: whether the learning rate moved in the skipped window as it does in most clean ones.
@@ -58,6 +61,7 @@ class Planted:
     scale: float
     used: bool = False
     moved: list[str] = field(default_factory=list)
+    inside: set[str] = field(default_factory=set)
     closed: int = -1
     ended: int = -1
     abandoned: bool = False
@@ -90,6 +94,13 @@ class _Snapshot:
         return self.parameters != other.parameters and any(relative_difference(b, a)[0] > NEGLIGIBLE for a, b in pairs)
 
 
+def _digests(recorder: Recorder, index: int) -> tuple[Digest, Digest]:
+    """Of an optimizer's parameters and of its state."""
+    slots = getattr(recorder.optimizers[index], "state", {})
+    state = [v for s in slots.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
+    return digest(recorder.parameters(index)), digest(state)
+
+
 class PlantProbe(Probe):
     """Plants, and measures around the planted window.
 
@@ -104,6 +115,8 @@ class PlantProbe(Probe):
         self.built: Built | None = None
         self.planted: dict[int, Planted] = {}
         self._followed: dict[bool, set[str]] = {}
+        self._outside = Outside()
+        self._in_scaler = False
         self._at: int | None = None
         self._windows = 0
         self._took = False
@@ -149,6 +162,8 @@ class PlantProbe(Probe):
 
     def scaler_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         index = event.optimizer
+        self._see(recorder, index, inside=not entering)
+        self._in_scaler = entering
         if index is None or not self.armed:
             if not entering:
                 self._took |= bool(event.get("took"))
@@ -162,6 +177,7 @@ class PlantProbe(Probe):
             self._took |= bool(event.get("took"))
 
     def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
+        self._see(recorder, event.optimizer, inside=self._in_scaler or not entering)
         if not entering and event.optimizer in self.drivers:
             self._took |= bool(event.get("took"))
         planted = self.planted.get(event.optimizer) if event.optimizer is not None else None
@@ -221,12 +237,12 @@ class PlantProbe(Probe):
 
     # -- measuring
 
+    def _see(self, recorder: Recorder, index: int | None, inside: bool) -> None:
+        if index is not None and index in self.drivers and index < len(recorder.optimizers):
+            self._outside.seen(index, *_digests(recorder, index), inside)
+
     def _snapshot(self, recorder: Recorder, index: int) -> _Snapshot:
-        optimizer = recorder.optimizers[index]
-        slots = getattr(optimizer, "state", {})
-        state = [v for s in slots.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
-        parameters = recorder.parameters(index)
-        return _Snapshot([local(p).to("cpu", copy=True) for p in parameters], digest(parameters), digest(state))
+        return _Snapshot([local(p).to("cpu", copy=True) for p in recorder.parameters(index)], *_digests(recorder, index))
 
     def updated(self, recorder: Recorder, event: Event) -> None:
         if event.get("new_scale") is not None:
@@ -271,6 +287,9 @@ class PlantProbe(Probe):
         for index in list(self._before):
             self._compare(recorder, index, self.planted[index])
         self._mark(recorder)
+        for index, planted in self.planted.items():
+            customary = planted.inside | self._outside.habitual(index)
+            planted.moved = [kind for kind in planted.moved if kind in customary]
         self._schedules()
 
     # -- what moves once a step in clean windows: schedules and averaged weights
@@ -283,6 +302,12 @@ class PlantProbe(Probe):
     def _mark(self, recorder: Recorder) -> None:
         """A window begins here, and the one before is over."""
         ended = len(self._schedule) - 1
+        for index in self.drivers:
+            self._see(recorder, index, inside=False)
+            if ended == self._at and index in self.planted:
+                self.planted[index].inside = self._outside.window_ends(index)
+            elif ended >= 0:
+                self._outside.window_ends(index, clean=True)
         self._schedule.append({i: groups(recorder.optimizers[i]) for i in self.drivers if i < len(recorder.optimizers)})
         if self.built is None or (self._at is not None and ended > self._at + 1):
             self._last = None

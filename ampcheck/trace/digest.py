@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Digest", "digest", "local", "relative_difference"]
+__all__ = ["Digest", "digest", "local", "plain", "relative_difference"]
 
 #: Bit digest of a list of tensors: one pair of integers (or `None`) for each.
 Digest = tuple[tuple[int, ...] | None, ...]
@@ -25,6 +25,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor under the wrappers of `torch.func` (grad, vmap), inside which a value cannot be read; a batch has one dimension more."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def digest(tensors: Sequence[torch.Tensor | None], divide_by: torch.Tensor | None = None) -> Digest:

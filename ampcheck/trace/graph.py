@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ampcheck.trace.digest import plain
+
 __all__ = ["inspect"]
 
 #: Nodes that are looked at in one backward; a graph that is larger is judged by its first nodes from the loss.
@@ -43,7 +45,7 @@ def inspect(
         divisor, hand_scale = d, max(hand_scale, h)
     for seed in seeds or ():
         if isinstance(seed, torch.Tensor) and seed.numel() and seed.device.type != "meta":
-            largest = float(seed.detach().abs().max())
+            largest = float(plain(seed).detach().abs().max())
             if math.isfinite(largest):
                 hand_scale = max(hand_scale, largest)
     dtypes = _low_precision(roots)
@@ -95,6 +97,7 @@ def _constant(node: Any, attribute: str) -> float | None:
     except (AttributeError, RuntimeError):
         return None
     if isinstance(value, torch.Tensor):
+        value = plain(value)
         return None if value.numel() != 1 or value.requires_grad else float(value)
     return float(value) if isinstance(value, (int, float)) else None
 

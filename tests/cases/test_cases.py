@@ -5,7 +5,8 @@ naive rule. A case is one file with a docstring (what is wrong, its effect, the 
 
 - `EXPECT`: ids that name the fault rightly, the most specific first; empty for a correct step;
 - `build(broken, device)`, or `build(device)` for a correct step: the step, or an `ampcheck.Training`;
-- optionally `UNLOCATED = True` where no line is to blame, and `UNJUDGED`: id -> why the right step cannot be judged by it.
+- optionally `UNLOCATED = True` where no line is to blame, `UNJUDGED`: id -> why the right step cannot be judged by it, and
+  `QUIET`: ids of warnings that would be wrong here.
 """
 
 from __future__ import annotations
@@ -86,4 +87,6 @@ def test_the_right_twin_is_left_alone(path: Path) -> None:
 def test_a_correct_step_is_left_alone(path: Path) -> None:
     case = load(path)
     assert case.EXPECT == ()
-    assert_right(judge(lambda: case.build("cpu")), getattr(case, "UNJUDGED", {}))
+    report = judge(lambda: case.build("cpu"))
+    assert_right(report, getattr(case, "UNJUDGED", {}))
+    assert not {f.id for f in report.findings}.intersection(getattr(case, "QUIET", ())), told(report)

@@ -1,0 +1,50 @@
+"""What is written to parameters and optimizer state by hand, outside of steps: window by window."""
+
+from __future__ import annotations
+
+from ampcheck.trace.digest import Digest
+
+__all__ = ["Outside"]
+
+_KINDS = ("parameters", "optimizer state")
+
+
+class Outside:
+    """Tells what a step moved from what the loop moved by itself.
+
+    A decay or a momentum by hand belongs to the step: it is there in each window. A copy back of averaged or slow weights every few
+    windows (Lookahead, Reptile), a mask, a return to the last checkpoint do not: they are right after a skipped step too.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[Digest, Digest]] = {}
+        self._inside: dict[int, set[str]] = {}
+        self._outside: dict[int, set[str]] = {}
+        self._habits: dict[int, list[set[str]]] = {}
+
+    def seen(self, optimizer: int, parameters: Digest, state: Digest, inside: bool) -> None:
+        """The digests of an optimizer's parameters and state now, at the end of something inside or outside of a step."""
+        now, last = (parameters, state), self._last.get(optimizer)
+        self._last[optimizer] = now
+        if last is not None:
+            moved = {kind for kind, a, b in zip(_KINDS, last, now, strict=True) if a != b}
+            (self._inside if inside else self._outside).setdefault(optimizer, set()).update(moved)
+
+    def window_ends(self, optimizer: int, clean: bool = False) -> set[str]:
+        """The window is over.
+
+        Args:
+            optimizer: index in the trace.
+            clean: whether nothing was planted in it.
+
+        Returns:
+            What was moved inside of a step.
+        """
+        inside, outside = self._inside.pop(optimizer, set()), self._outside.pop(optimizer, set())
+        if clean:
+            self._habits.setdefault(optimizer, []).append(outside)
+        return inside
+
+    def habitual(self, optimizer: int) -> set[str]:
+        """What the loop moves outside of steps in each clean window; everything where there was none."""
+        return set(_KINDS).intersection(*self._habits.get(optimizer, ()))
