@@ -261,7 +261,7 @@ class PlantProbe(Probe):
 
     def _end(self) -> None:
         """One window only: when every optimizer's is over, nothing is planted any more."""
-        if self.planted and all(p.closed >= 0 or p.abandoned for p in self.planted.values()):
+        if self.planted and not self._done and all(p.closed >= 0 or p.abandoned for p in self.planted.values()):
             self._done = self._boundary = True
 
     def _holds(self, recorder: Recorder, index: int) -> bool:
