@@ -108,6 +108,7 @@ def _rounds(x: Any) -> bool:
         and x.dtype is torch.float32
         and x.layout is torch.strided
         and x.numel() > 0
+        and not x._is_zerotensor()  # forward-mode AD's zeros have no memory
     )
 
 

@@ -96,7 +96,9 @@ class _Call:
 
 
 def _plain(value: Any) -> bool:
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+        return False
+    return not value._is_zerotensor()  # forward-mode AD's zeros have no memory
 
 
 def _widen(dtype: Any) -> Any:
