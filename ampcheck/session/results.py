@@ -10,7 +10,7 @@ from ampcheck import registry
 from ampcheck.config import Settings
 from ampcheck.findings import ContractReport, Outcome, Report, Verdict
 from ampcheck.report import json as json_report
-from ampcheck.report import terminal
+from ampcheck.report import terminal, unjudged
 from ampcheck.report.changes import changes_summary
 from ampcheck.report.junit import properties
 from ampcheck.report.plain import contract_to_plain, cost_of, finding_of, plain, verdict_of, verdict_to_plain
@@ -206,6 +206,9 @@ class Results:
         if self.problem:
             reporter.write_line(f"ERROR: {self.problem}", red=True)
         document = self.document()
+        if document["items"] and self.config.get_verbosity() > 0:
+            for line in unjudged.lines(document):
+                reporter.write_line(line)
         if self.publishing is not None and (document["items"] or document["changes"]):
             for line in self.publishing.tell(document):
                 reporter.write_line(line)

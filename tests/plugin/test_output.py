@@ -45,6 +45,26 @@ def good():
     )
 
 
+def test_verbose_ends_with_the_reasons_for_which_there_is_no_verdict(project):
+    project.write(
+        """
+@ampcheck.contract(devices="cpu")
+def mixed():
+    return {"AMP101": "inconclusive", "AMP502": "not-run", "reason": "so it is"}
+"""
+    )
+    result = project.judge("-v")
+    result.stdout.fnmatch_lines(
+        [
+            "*= ampcheck =*",
+            "ampcheck on cpu: 2 of 4 items judged, 2 not",
+            "  inconclusive *1 x so it is  (AMP101)",
+            "  not-run  *1 x so it is  (AMP502)",
+        ]
+    )
+    project.judge().stdout.no_fnmatch_line("*items judged*")
+
+
 def test_hostile_text_breaks_no_output(project):
     project.write(
         f"""
