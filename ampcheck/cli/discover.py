@@ -45,6 +45,7 @@ class Function:
     Args:
         module: dotted name to import it by; `root` is the directory that has to be on the path for it.
         owner: the class it is a method of, or None; `owner_parameters` are those of its `__init__`.
+        resumes: whether that class has a `state_dict()` and a `load_state_dict(state)` of its own.
         parameters: name -> whether it has a default; without `self`.
         calls: names of attributes and functions that it calls.
         unpacks: how it takes a batch apart: names, or keys of a dict; empty where it does not say.
@@ -62,6 +63,7 @@ class Function:
     name: str
     owner: str | None = None
     owner_parameters: dict[str, bool] = field(default_factory=dict)
+    resumes: bool = False
     parameters: dict[str, bool] = field(default_factory=dict)
     calls: set[str] = field(default_factory=set)
     unpacks: list[str] = field(default_factory=list)
@@ -287,9 +289,10 @@ class _Reader(ast.NodeVisitor):
         if self.owner is not None and next(iter(parameters), "") == "self":
             function.owner = self.owner.name
             parameters.pop("self")
-            init = next((n for n in self.owner.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
-            if init is not None:
-                function.owner_parameters = {k: d is not None for k, d in parameters_of(init).items() if k != "self"}
+            methods = {n.name: parameters_of(n) for n in self.owner.body if isinstance(n, ast.FunctionDef)}
+            function.owner_parameters = {k: d is not None for k, d in methods.get("__init__", {}).items() if k != "self"}
+            needed = [sum(d is None for d in methods.get(n, {}).values()) for n in ("state_dict", "load_state_dict")]
+            function.resumes = needed == [1, 2]  # self, and the state
         function.parameters = {name: default is not None for name, default in parameters.items()}
         function.builds = any(name in OPTIMIZERS or name == "configure_optimizers" for name in calls)
         assigned = {n.id for n in own if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

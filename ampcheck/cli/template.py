@@ -105,7 +105,7 @@ def render(project: Project, target: Path, installed: frozenset[Path] = frozense
         draft.open += said
         if not function.builds:
             parts = [line for line in parts if line.partition(" = ")[0] not in {"batch", "optimizer", "scaler"} - used]
-        body = [*parts, *step, "", "return step"]
+        body = [*parts, *step, "", _returned(function)]
     return _file(draft, body, target, installed)
 
 
@@ -290,6 +290,12 @@ def _step(draft: _Draft, function: Function) -> Iterator[str]:
     yield ""
     yield f"def step():  # one optimizer step of your own code: {_place(draft.project, function)}"
     yield f"    return {called}({given}){_missing(given)}"
+
+
+def _returned(function: Function) -> str:
+    if not function.resumes or function.builds:
+        return "return step"
+    return "return ampcheck.Training(step, state_dict=trainer.state_dict, load_state_dict=trainer.load_state_dict)"
 
 
 def _given(draft: _Draft, function: Function, parameters: dict[str, bool], extra: dict[str, str], what: str) -> str:

@@ -188,6 +188,25 @@ def test_a_trainer_that_makes_its_own_model_is_given_none(here):
     assert "layout" not in text, "nothing is asked about a model that is not made here"
 
 
+@pytest.mark.parametrize(
+    ("methods", "last"),
+    [
+        (
+            "    def state_dict(self):\n        return {}\n\n    def load_state_dict(self, state, strict=True):\n        pass\n",
+            "return ampcheck.Training(step, state_dict=trainer.state_dict, load_state_dict=trainer.load_state_dict)",
+        ),
+        ("    def state_dict(self):\n        return {}\n", "return step"),
+        (
+            "    def state_dict(self, which):\n        return {}\n\n    def load_state_dict(self, state):\n        pass\n",
+            "return step",
+        ),
+    ],
+)
+def test_a_checkpoint_that_the_trainer_makes_is_judged_too(here, methods, last):
+    text = written(here, trainer=TRAINER + "\n" + methods)
+    assert text.rstrip().endswith(last)
+
+
 def test_parsed_arguments_are_told_by_what_is_read_of_them(here):
     source = "def train(args, model, batch):\n    model(batch).backward()\n    if args.log_interval:\n        print({})\n"
     text = written(here, train=source.format("args.use_amp"))
