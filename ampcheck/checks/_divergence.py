@@ -197,7 +197,8 @@ class _Reasoning:
         scale, step, run = self.scale, self.found.step_event, self.found.run
         after, at_optimizer = self.stages.get("after unscale_", []), self.stages.get("optimizer", [])
         factor = common_factor(at_optimizer, [1.0, scale, 1.0 / scale])
-        inside = step is not None and run is not None and run.trace.inside(step, "scaler_step") is not None
+        around = run.trace.inside(step, "scaler_step") if step is not None and run is not None else None
+        inside = around is not None
         unscaled = bool(after) or self.by_hand
         if not inside and (factor == scale or (not unscaled and common_factor(self.backward, [scale]) == scale)):
             return self.say(
@@ -205,6 +206,13 @@ class _Reasoning:
                 "the optimizer is stepped outside the scaler, with gradients that still carry the scale",
                 "call scaler.step(optimizer) instead of optimizer.step()",
                 step.site if step is not None else None,
+            )
+        if around is not None and step is not None and around.optimizer != step.optimizer and factor == scale:
+            return self.say(
+                "AMP103",
+                "the optimizer is stepped within the step of another one, with gradients that still carry the scale",
+                "call scaler.step(optimizer) for this optimizer too",
+                step.site,
             )
         if inside and step is not None and step.get("closure"):
             return self.say(

@@ -101,6 +101,14 @@ def cause(trace: Trace, raised: Raised, scenario: str = "natural") -> Cause:
     if "No inf checks were recorded for this optimizer" in message:
         return _no_gradients(trace, raised, found)
     if "No inf checks were recorded prior to update" in message:
+        taken = _taken_by_hand(trace, raised)
+        if taken is not None:
+            return found(
+                "AMP103",
+                "the optimizer is stepped outside the scaler, whose update() then finds nothing that it has unscaled or stepped",
+                "call scaler.step(optimizer) instead of optimizer.step()",
+                taken.site,
+            )
         return found(
             "AMP105",
             "update() is called although no optimizer was unscaled or stepped since the last one",
@@ -128,6 +136,19 @@ def _last(trace: Trace, raised: Raised) -> Event | None:
         if event.kind in ("unscale", "scaler_step") and event.optimizer == raised.optimizer and event.get("done"):
             seen = event
     return seen
+
+
+def _taken_by_hand(trace: Trace, raised: Raised) -> Event | None:
+    """A step outside the scaler, after a backward from a scaled loss, since the last update."""
+    backward, taken = None, None
+    for event in trace.events:
+        if event.kind == "update" and event.get("done"):
+            backward, taken = None, None
+        if event.kind == "backward" and raised.scaler in event.get("scaled_by", ()):
+            backward = event
+        if event.kind == "optimizer_step" and backward is not None and event.optimizer in backward.get("optimizers", ()):
+            taken = taken or event
+    return taken
 
 
 def _left(event: Event) -> str:

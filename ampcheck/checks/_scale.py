@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -72,6 +73,33 @@ def made_anew(trace: Trace) -> Fault | None:
                 "count begin anew each time",
                 late[0].site,
                 fix="make one scaler for the whole run, outside the step",
+            )
+    return None
+
+
+def put_back(trace: Trace) -> Fault | None:
+    """A growth count that each update advances and something sets back before the next one, each time."""
+    counts: dict[int | None, list[Event]] = {}
+    for event in trace.of("update"):
+        if "tracker" in event.data and event.get("new_scale") is None:
+            counts.setdefault(event.scaler, []).append(event)
+    for scaler, updates in counts.items():
+        lost = []
+        for event, later in itertools.pairwise(updates):
+            if event.get("found_inf") or event.get("tracker") + 1 == event.get("interval"):
+                continue  # the count begins anew by itself
+            lost.append(
+                (event, later, later.get("tracker") == event.get("tracker") and later.get("before") == event.get("before"))
+            )
+        if len(lost) >= 2 and all(same for _, _, same in lost):
+            first, second, _ = lost[0]
+            loads = [e for e in trace.of("load_state", scaler=scaler) if first.index < e.index < second.index]
+            return Fault(
+                f"the growth count is set back between call {first.call + 1} and call {second.call + 1}, and each time after: the scale does "
+                "not grow, and does not stay where an overflow leaves it",
+                loads[-1].site if loads else first.site,
+                fix="load the scaler's state once, when training is resumed, and leave it alone from then on",
+                level="warning",  # it may be meant: a scale that is to be constant
             )
     return None
 

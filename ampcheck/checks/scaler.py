@@ -138,7 +138,7 @@ def growth(evidence: Evidence) -> Iterator[Result]:
                     event.site,
                 )
                 return
-    anew = reading.made_anew(evidence.trace)
+    anew = reading.made_anew(evidence.trace) or reading.put_back(evidence.trace)
     if anew is not None:
         yield anew
         return

@@ -35,7 +35,7 @@ class Outside:
 
         Args:
             optimizer: index in the trace.
-            clean: whether nothing was planted in it.
+            clean: whether nothing was planted in it, nor before it.
 
         Returns:
             What was moved inside of a step.

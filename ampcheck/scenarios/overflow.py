@@ -46,6 +46,7 @@ class Planted:
         moved: which of "parameters", "optimizer state" changed although the gradient was not finite: in a step, or by hand
             as in each clean window.
         inside: those of which some changed in a step.
+        spoiled: whether parameters or optimizer state are not finite any more.
         closed: index of the event that ended the window, or -1; `ended` is the call it was in.
         abandoned: whether the next call began anew, without the gradient, although no update had ended the window.
         schedule: whether the learning rate moved in the skipped window as it does in most clean ones.
@@ -62,6 +63,7 @@ class Planted:
     used: bool = False
     moved: list[str] = field(default_factory=list)
     inside: set[str] = field(default_factory=set)
+    spoiled: bool = False
     closed: int = -1
     ended: int = -1
     abandoned: bool = False
@@ -87,6 +89,7 @@ class _Snapshot:
     values: list[torch.Tensor]
     parameters: Digest
     state: Digest
+    finite: bool
 
     def parameters_moved(self, other: _Snapshot) -> bool:
         """Whether a parameter differs by more than rounding (a projection of the weights that is done once more)."""
@@ -94,11 +97,15 @@ class _Snapshot:
         return self.parameters != other.parameters and any(relative_difference(b, a)[0] > NEGLIGIBLE for a, b in pairs)
 
 
+def _state(recorder: Recorder, index: int) -> list[torch.Tensor]:
+    """The tensors of an optimizer's state."""
+    slots = getattr(recorder.optimizers[index], "state", {})
+    return [v for s in slots.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
+
+
 def _digests(recorder: Recorder, index: int) -> tuple[Digest, Digest]:
     """Of an optimizer's parameters and of its state."""
-    slots = getattr(recorder.optimizers[index], "state", {})
-    state = [v for s in slots.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
-    return digest(recorder.parameters(index)), digest(state)
+    return digest(recorder.parameters(index)), digest(_state(recorder, index))
 
 
 class PlantProbe(Probe):
@@ -242,7 +249,9 @@ class PlantProbe(Probe):
             self._outside.seen(index, *_digests(recorder, index), inside)
 
     def _snapshot(self, recorder: Recorder, index: int) -> _Snapshot:
-        return _Snapshot([local(p).to("cpu", copy=True) for p in recorder.parameters(index)], *_digests(recorder, index))
+        parameters, state = recorder.parameters(index), _state(recorder, index)
+        finite = all(bool(local(t).isfinite().all()) for t in [*parameters, *state])
+        return _Snapshot([local(p).to("cpu", copy=True) for p in parameters], *_digests(recorder, index), finite)
 
     def updated(self, recorder: Recorder, event: Event) -> None:
         if event.get("new_scale") is not None:
@@ -281,6 +290,7 @@ class PlantProbe(Probe):
             planted.moved.append("parameters")
         if before.state != after.state:
             planted.moved.append("optimizer state")
+        planted.spoiled = after.finite < before.finite
 
     def finish(self, recorder: Recorder) -> None:
         """The run is over, perhaps with an exception in the planted window."""
@@ -289,7 +299,7 @@ class PlantProbe(Probe):
         self._mark(recorder)
         for index, planted in self.planted.items():
             customary = planted.inside | self._outside.habitual(index)
-            planted.moved = [kind for kind in planted.moved if kind in customary]
+            planted.moved = [kind for kind in planted.moved if kind in customary or planted.spoiled]
         self._schedules()
 
     # -- what moves once a step in clean windows: schedules and averaged weights
@@ -307,7 +317,7 @@ class PlantProbe(Probe):
             if ended == self._at and index in self.planted:
                 self.planted[index].inside = self._outside.window_ends(index)
             elif ended >= 0:
-                self._outside.window_ends(index, clean=True)
+                self._outside.window_ends(index, clean=self._at is None)
         self._schedule.append({i: groups(recorder.optimizers[i]) for i in self.drivers if i < len(recorder.optimizers)})
         if self.built is None or (self._at is not None and ended > self._at + 1):
             self._last = None
