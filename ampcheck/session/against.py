@@ -23,8 +23,8 @@ from ampcheck.session.worktree import commit_of, top_of, worktree
 __all__ = ["CHILD", "Base", "measure", "note_foreign"]
 
 #: Set for the child: the folder that it leaves its notes in.
-CHILD = "AMPCHECK_BASE"
-_HEAD = "AMPCHECK_BASE_HEAD"
+CHILD = "_AMPCHECK_MEASURES_A_BASE_INTO"
+_HEAD = "_AMPCHECK_HEAD_OF_THE_BASE"
 #: Seconds that the base may take as a whole.
 PATIENCE = 3600
 #: What only writes, or would make the child measure a base of its own: options with a value, and without.

@@ -93,6 +93,11 @@ class Gate:
             discard(self._folder)
 
     @property
+    def since(self) -> str:
+        """What is compared with, in words."""
+        return one_line(self.revision) if self.revision else "the baseline"
+
+    @property
     def compares(self) -> bool:
         """Whether each contract has an item that tells what has changed; where a base is measured too, for `-k` may name it."""
         return bool(self.child) or (not self.updates and (self.base is not None or self.revision is not None))
@@ -122,6 +127,9 @@ class Gate:
             changes = [Change("contract", "info", "a new contract: there is nothing to compare it with")]
         else:
             every = compare(base, now, self.accept, [name for name, given in self.narrowed.items() if given])
+            if self.narrowed["select"]:
+                asked = merge(group.contract_options, self.settings).select or ()
+                every = [c.told("not asked for") if c.kind == "finding" and c.subject not in asked else c for c in every]
             changes = [_placed(change, entry, report, self.root) for change in every]
             report.facts["reevaluated"] = reevaluated(base, now)
             report.facts["base environment"] = base["environment"]

@@ -75,7 +75,8 @@ class ContractItem(pytest.Function):
         if changes is None:
             raise pytest.skip.Exception("not-run: the contract was not judged", _use_item_location=True)
         if any(change["verdict"] in FAILING for change in changes):
-            pytest.fail("\n".join([f"{self.name}: changed since the baseline", *map(change_line, changes)]), pytrace=False)
+            head = f"{self.name}: changed since {self.judging.gate.since}"
+            pytest.fail("\n".join([head, *map(change_line, changes)]), pytrace=False)
 
     def _report(self, verdict: Verdict) -> None:
         self.verdict = verdict

@@ -150,6 +150,14 @@ def test_a_selection_on_the_command_line_is_no_loosening(project: Any) -> None:
     assert project.judge().ret == 1
 
 
+def test_a_finding_outside_the_selection_of_a_command_line_does_not_fail(project: Any) -> None:
+    agreed(project, OK)
+    project.write(contract('{"AMP102": "failed"}'))
+    project.judge("--ampcheck-select=AMP5").assert_outcomes(passed=2)
+    assert changes(project) == ["info: AMP102 is new (not asked for)"]
+    assert project.judge("--ampcheck-select=AMP1").ret == 1
+
+
 def test_parameters_of_a_contract(project: Any) -> None:
     text = '@pytest.mark.parametrize("w", ["a-b", 2])\n' + contract("{}").replace("mlp()", "mlp(w)")
     assert sorted(agreed(project, text)) == ["test_amp.py::mlp[2] [cpu]", "test_amp.py::mlp[a-b] [cpu]"]
