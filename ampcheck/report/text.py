@@ -84,6 +84,11 @@ def finding_text(finding: Finding, device: str, root: Path | None = None) -> str
         ("at", place(finding, root) or "no single line is to blame"),
         ("fix", finding.fix),
         ("silence", silence(id)),
+        *(
+            [("enforce", f'strict=["{id}"] there, or --ampcheck-strict={id}, makes it an error')]
+            if finding.level == "warning"
+            else []
+        ),
     ]
     head = f"{describe(finding)}    {one_line(finding.contract)} [{one_line(device)}{policy}]"
     return "\n".join([head, *(_beat(name, text) for name, text in beats)])
