@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampcheck.checks._precision import FINFO_EPS, inside, kept_low, name_of, trained, without_census
+from ampcheck.checks._precision import (
+    FINFO_EPS,
+    cast_site,
+    inside,
+    is_batch_norm,
+    kept_low,
+    low_norms,
+    name_of,
+    trained,
+    without_census,
+)
 from ampcheck.evidence import Evidence
 from ampcheck.registry import Fault, Note, NotRun, Result, check
 from ampcheck.trace.ops import LOW, NormUse
 
 #: What a model that is 16-bit altogether explains.
 _LOW_MODEL = ("AMP307", "AMP403")
-_BATCH_NORMS = (
-    "native_batch_norm",
-    "_native_batch_norm_legit",
-    "_batch_norm_with_update",
-    "cudnn_batch_norm",
-    "miopen_batch_norm",
-    "batch_norm_stats",
-)
 
 
 @check(
@@ -36,7 +38,7 @@ def batchnorm_fp32(evidence: Evidence) -> Iterator[Result]:
 
     Source: Micikevicius et al., "Mixed Precision Training", 2018, section 4; the measured tables of `ampcheck.facts`.
     """
-    yield from _norms(evidence, [n for n in evidence.census.norms if _is_batch_norm(n)], "BatchNorm")
+    yield from _norms(evidence, "AMP301", [n for n in evidence.census.norms if is_batch_norm(n)], "BatchNorm")
 
 
 @check(
@@ -61,28 +63,25 @@ def layernorm_fp32(evidence: Evidence) -> Iterator[Result]:
                 f"{norm.module} ({norm.kind}) adds eps {norm.epsilon:g}, that of {dtype}, since none was given", norm.site
             )
             return
-    yield from _norms(evidence, [n for n in evidence.census.norms if not _is_batch_norm(n)], "other norm")
+    yield from _norms(evidence, "AMP302", [n for n in evidence.census.norms if not is_batch_norm(n)], "other norm")
 
 
-def _is_batch_norm(norm: NormUse) -> bool:
-    return norm.kernel in _BATCH_NORMS and not norm.kind.startswith(("InstanceNorm", "LazyInstanceNorm", "SyncBatchNorm"))
-
-
-def _norms(evidence: Evidence, norms: list[NormUse], what: str) -> Iterator[Result]:
+def _norms(evidence: Evidence, id: str, norms: list[NormUse], what: str) -> Iterator[Result]:
     notes: list[str] = []
-    low_model = kept_low(evidence)
+    low_model, alone = kept_low(evidence), low_norms(evidence)
     for norm in norms:
         low = {
             part: dtype for part, dtype in (("parameters", norm.weight), ("running statistics", norm.running)) if dtype in LOW
         }
         if low and not low_model and (norm.training or norm.trainable):
             parts = " and ".join(low)
-            saved = f", and it saves its batch statistics in {norm.statistics}" if norm.statistics in LOW else ""
+            saved = f", and it saves its statistics in {norm.statistics}" if norm.statistics in LOW else ""
             dtype = next(iter(low.values()))
             yield Fault(
                 f"the {parts} of {norm.where} are {dtype}{saved}",
-                norm.site,
+                cast_site(evidence, norm),
                 evidence={"norm": norm.where, "dtypes": low, "kernel": norm.kernel},
+                follows=id if id == alone else None,  # nothing else is 16-bit: AMP307 comes from this
             )
             return
         if norm.statistics in LOW and not low:

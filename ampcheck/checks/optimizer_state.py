@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ampcheck.checks._precision import low_norms
 from ampcheck.checks._state import LOW, listed, lost_share, unkept, without
 from ampcheck.evidence import Evidence
 from ampcheck.findings import Level, Location
@@ -147,6 +148,7 @@ def master_weights(evidence: Evidence) -> Iterator[Result]:
             f"what rounding takes from them{lost_share(found, index)}",
             next((p.site for p in low if p.site is not None), None) or optimizer.site,
             evidence={} if index not in found.lost else {"share of updates lost": found.lost[index].share},
+            follows=low_norms(evidence),
         )
         return
     for name, master, site in found.natural.stale:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ampcheck.checks._precision import low_norms
 from ampcheck.checks._state import listed, lost_share, unkept
 from ampcheck.evidence import Evidence
 from ampcheck.registry import Fault, Inconclusive, NotRun, Result, check
@@ -19,7 +20,7 @@ def parameters_fp32(evidence: Evidence) -> Iterator[Result]:
 
     A parameter is judged where an optimizer trains it: frozen 16-bit weights are free, and so are 16-bit weights whose lost
     bits are kept elsewhere: an FP32 master copy that rounds to the weight and goes on doing so, stochastic rounding, or a
-    compensation buffer. A 16-bit buffer is judged where a call on the whole module cast it, its module trains in FP32, and
+    compensation buffer. Where they are the parameters of norms alone, AMP301 or AMP302 says so. A 16-bit buffer is judged where a call on the whole module cast it, its module trains in FP32, and
     its values are not what they would be in FP32.
 
     Source: PyTorch docs, `torch.autocast`: "you should not call half() or bfloat16() on your model(s)".
@@ -42,6 +43,7 @@ def parameters_fp32(evidence: Evidence) -> Iterator[Result]:
             f"({listed(p.name for p in low)}), without FP32 master copies{lost_share(found, index)}",
             next((p.site for p in low if p.site is not None), None) or optimizer.site,
             evidence={"parameters": [p.name for p in low], "dtype": dtypes},
+            follows=low_norms(evidence),
         )
         return
     for buffer in found.natural.buffers:
