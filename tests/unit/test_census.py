@@ -290,7 +290,7 @@ def test_a_model_kept_in_16_bits_as_a_whole_is_not_the_norms_fault() -> None:
 def test_another_norm_with_weights_in_16_bits(norm: nn.Module) -> None:
     found = fault(lambda: training(net(norm.to(BF16))), "AMP302")
     assert "parameters" in found.seen
-    assert "saves its batch statistics in bfloat16" in found.seen
+    assert "saves its statistics in bfloat16" in found.seen
 
 
 def test_instance_norm_is_no_batch_norm() -> None:
