@@ -1,7 +1,8 @@
 """How far runs deviate from an FP32 reference, as numbers, and whether that is more than rounding explains. No tensors, no
 torch.
 
-The constants here are the whole of what parity is judged by; `ci/limits.py` measures the table that they stand on.
+The constants here are the whole of what parity is judged by; `ci/limits.py` measures the table that they stand on
+(`ci/limits.md`: half of them or four times as much would have judged the same seeds alike).
 """
 
 from __future__ import annotations
