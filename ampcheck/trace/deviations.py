@@ -2,7 +2,7 @@
 torch.
 
 The constants here are the whole of what parity is judged by; `ci/limits.py` measures the table that they stand on
-(`ci/limits.md`: half of them or four times as much would have judged the same seeds alike).
+(`ci/limits.md`: at half of them no correct seed has an excess, at four times as much every clip and every underflow still has).
 """
 
 from __future__ import annotations
