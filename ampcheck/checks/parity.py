@@ -22,29 +22,23 @@ _CAUSES = tuple(
 )
 
 
-def _measured(evidence: Evidence) -> Parity | str:
-    """What was measured under the policy that is judged, or why nothing was."""
+def _measured(evidence: Evidence) -> Parity | Result:
+    """What was measured under the policy that is judged, or why there is nothing to judge."""
     if "parity" in evidence.not_run:
-        return evidence.not_run["parity"]
+        return NotRun(evidence.not_run["parity"])
     parity = evidence.parity.get(evidence.policy)
-    return parity if parity is not None else "the runs in 16 bits were not made"
-
-
-def _obstacle(parity: Parity) -> Result | None:
+    if parity is None:
+        return NotRun("the runs in 16 bits were not made")
     if parity.status == "nothing":
         return Inconclusive(parity.reason)
-    return NotRun(parity.reason) if parity.status != "judged" else None
+    return parity if parity.status == "judged" else NotRun(parity.reason)
 
 
 def _judge(evidence: Evidence, quantity: Quantity, what: str, fix: str = "") -> Iterator[Result]:
     """Judge every series of a quantity: the worst excess, else why there is no verdict."""
     parity = _measured(evidence)
-    if isinstance(parity, str):
-        yield NotRun(parity)
-        return
-    obstacle = _obstacle(parity)
-    if obstacle is not None:
-        yield obstacle
+    if not isinstance(parity, Parity):
+        yield parity
         return
     judged = [judge(one, parity.unit_roundoff) for one in series(parity, quantity)]
     if not judged:
@@ -175,7 +169,7 @@ def tensor_gradient_parity(evidence: Evidence) -> Iterator[Result]:
 def _kernels(evidence: Evidence) -> Iterator[Result]:
     """What a kernel, not the code, does to a gradient that is therefore left out."""
     parity = _measured(evidence)
-    if isinstance(parity, str) or not parity.left_out:
+    if not isinstance(parity, Parity) or not parity.left_out:
         return
     judged = [judge(one, parity.unit_roundoff) for one in series(replace(parity, left_out={}), "tensor")]
     lost = [j for j in judged if j.series.label in parity.left_out and j.state in ("excess", "once")]
@@ -218,12 +212,8 @@ def underflow(evidence: Evidence) -> Iterator[Result]:
     Source: Micikevicius et al., "Mixed Precision Training" (ICLR 2018), section 3.2.
     """
     parity = _measured(evidence)
-    if isinstance(parity, str):
-        yield NotRun(parity)
-        return
-    obstacle = _obstacle(parity)
-    if obstacle is not None:
-        yield obstacle
+    if not isinstance(parity, Parity):
+        yield parity
         return
     found = losses(parity)
     repeated = [loss for loss in found if len(loss.units) >= 2]
