@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ampcheck.checks._scale import bad_scale
 from ampcheck.evidence import Evidence
 from ampcheck.findings import Location
 from ampcheck.trace.events import Event, Raised, Trace
@@ -57,6 +58,9 @@ def cause(trace: Trace, raised: Raised, scenario: str = "natural") -> Cause:
     def found(id: str, seen: str, fix: str = "", location: Location | None = None) -> Cause:
         return Cause(id, f"{seen} ({text})", location or raised.site, fix, scenario, raised)
 
+    bad = bad_scale(trace)
+    if bad is not None and bad.call == raised.call and not bad.get("done"):
+        return found("AMP205", f"update() is given a scale of {bad.get('new_scale'):g}", location=bad.site)
     message, last = raised.message, _last(trace, raised)
     since = trace.events[last.index + 1 :] if last is not None else []
     backward_since = any(e.kind == "backward" for e in since)

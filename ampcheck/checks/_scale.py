@@ -12,6 +12,8 @@ from ampcheck.registry import Fault, Inconclusive, Result
 from ampcheck.trace.events import Event, Trace
 
 SMALLEST, LARGEST = 2.0**-24, 2.0**127
+#: Single precision ends below it.
+OVERFLOWS = 2.0**128
 #: Skips in a row, in the natural run and its continuation, after which a loop counts as stuck.
 STUCK = 30
 
@@ -48,10 +50,10 @@ def stuck(evidence: Evidence) -> Result | None:
 
 
 def bad_scale(trace: Trace) -> Event | None:
-    """The first update() that the user's code gave a scale which is zero, negative or not finite."""
+    """The first update() that the user's code gave a scale which is zero, negative or no number of single precision."""
     for event in trace.of("update"):
         new = event.get("new_scale")
-        if event.get("enabled") and new is not None and not (math.isfinite(new) and new > 0):
+        if event.get("enabled") and new is not None and not 0 < new < OVERFLOWS:
             return event
     return None
 

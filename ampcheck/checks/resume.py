@@ -74,7 +74,7 @@ def _holds(saved: tuple[float, int | None], there: list[tuple[float, int | None]
     follows=("AMP701", "AMP703", "AMP111"),
 )
 def resume_equivalence(evidence: Evidence) -> Iterator[Result]:
-    """Stop-and-resume equals going on: parameters, optimizer state, learning rates and the loss scale in use.
+    """Stop-and-resume equals going on: parameters, their averages, optimizer state, learning rates and the loss scale in use.
 
     What a step takes from outside its checkpoint (the next batch, random numbers) is not judged: gradients are compared only where everything
     that went in was the same.
@@ -108,7 +108,28 @@ def resume_equivalence(evidence: Evidence) -> Iterator[Result]:
             resume.made_after_load,
         )
         return
+    average = _lost_average(resume.at_stop, resume.went_on, resume.loaded, resume.continued)
+    if average is not None:
+        yield Fault(
+            f"the averaged weights {average} are not restored: they begin anew after loading",
+            evidence.declared.get("load_state_dict_site"),
+        )
+        return
     yield from _apart(resume.went_on, resume.continued, resume.gradients[0] == resume.gradients[1], evidence)
+
+
+def _lost_average(at_stop: State, went_on: State, loaded: State, continued: State) -> str | None:
+    """A tensor that follows a parameter, and that is another after loading and one step later."""
+    return next(
+        (
+            path
+            for path in sorted(went_on.averages)
+            if path in loaded.tensors.keys() & continued.tensors.keys() & at_stop.tensors.keys()
+            and loaded.tensors[path] != at_stop.tensors[path]
+            and continued.tensors[path] != went_on.tensors[path]
+        ),
+        None,
+    )
 
 
 def _apart(went_on: State, continued: State, same_gradients: bool, evidence: Evidence) -> Iterator[Fault]:

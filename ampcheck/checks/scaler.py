@@ -280,6 +280,13 @@ def scaler_arguments(evidence: Evidence) -> Iterator[Result]:
             if not right(value):
                 yield Fault(f"{info.kind}({name}={value:g})", info.site)
                 return
+    limits["growth_factor"] = lambda v: math.isfinite(v) and v >= 1  # set later, 1 holds the scale by choice
+    for event in evidence.trace.of("update"):
+        for key, name in (("backoff", "backoff_factor"), ("growth", "growth_factor"), ("interval", "growth_interval")):
+            value = event.get(key)
+            if value is not None and not limits[name](value):
+                yield Fault(f"{name} is {value:g} when update() is called in call {event.call + 1}", event.site)
+                return
     if not known:
         yield NotRun(evidence.why_no_scaler() if not evidence.scaler_in_use() else "the scaler's arguments are its own")
 

@@ -15,7 +15,7 @@ from ampcheck.trace.digest import local
 from ampcheck.trace.precision import CastSites, dtype_name
 from ampcheck.trace.reach import Reached
 
-__all__ = ["AverageStage", "Averages", "interpolates", "near"]
+__all__ = ["AverageStage", "Averages", "candidates", "interpolates", "moved", "near"]
 
 #: A copy that is further from its parameter than this share of its norm is not looked at: averages trail their parameters.
 _NEAR = 0.5
@@ -96,6 +96,18 @@ def near(built: Built, sites: CastSites, used: Container[int] = ()) -> Averages:
         if math.prod(shape) > 1 and few and shape not in spare:
             found.uncovered += [name for name in (names.get(key, "a parameter") for key in keys) if name not in covered]
     return found
+
+
+def candidates(built: Built) -> dict[str, torch.Tensor]:
+    """Copies, in host memory, of the reachable tensors that could be averages: path -> values."""
+    found = _copies(built.reach(), _trained(built))
+    return {path: local(t).to("cpu", copy=True) for path, t in found.items()}
+
+
+def moved(old: dict[str, torch.Tensor], built: Built) -> set[str]:
+    """Paths among those of `candidates` that have moved towards a parameter since."""
+    parameters = {str(i): local(p).detach().to("cpu", copy=True) for i, p in enumerate(_trained(built).values())}
+    return {path for path, new in candidates(built).items() if path in old and interpolates(old[path], new, parameters)}
 
 
 class AverageStage(Stage):

@@ -14,6 +14,7 @@ import torch
 
 from ampcheck.findings import Location
 from ampcheck.policy import Policy
+from ampcheck.scenarios.averages import candidates, moved
 from ampcheck.scenarios.drive import Built, Run, Stage
 from ampcheck.scenarios.natural import groups
 from ampcheck.scenarios.spec import Spec
@@ -37,6 +38,7 @@ class State:
         trained: those paths that are parameters of an optimizer, or its state.
         groups: learning rates, momenta and betas of each optimizer.
         scalers: of each scaler in use the scale and the growth tracker.
+        averages: paths of what moved towards a parameter in the call before, as an average does.
     """
 
     tensors: dict[str, Any] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class State:
     trained: set[str] = field(default_factory=set)
     groups: list[Any] = field(default_factory=list)
     scalers: list[tuple[float, int | None]] = field(default_factory=list)
+    averages: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -102,6 +105,7 @@ class _GoOn(Stage):
     def __init__(self, probe: FirstGradients) -> None:
         self.probe = probe
         self.saved: Any = None
+        self.copies: dict[str, torch.Tensor] = {}
         self.at_stop: State | None = None
         self.went_on: State | None = None
 
@@ -115,11 +119,13 @@ class _GoOn(Stage):
         assert built.training.state_dict is not None
         self.saved = copy.deepcopy(built.training.state_dict())
         self.at_stop = state_of(built, True)
+        self.copies = candidates(built)
         self.probe.since, self.probe.seen = call, {}
 
     def after_call(self, built: Built, call: int) -> bool:
         if call == CALLS_BEFORE:
             self.went_on = state_of(built, True)
+            self.went_on.averages = moved(self.copies, built)
         return call >= CALLS_BEFORE
 
 
