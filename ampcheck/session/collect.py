@@ -13,8 +13,9 @@ import pytest
 
 from ampcheck.contract import Contract, declared_at
 from ampcheck.errors import UsageError
+from ampcheck.session.group import Slot
 from ampcheck.session.items import ContractItem
-from ampcheck.session.judging import Judging, Slot
+from ampcheck.session.judging import Judging
 
 __all__ = ["Collection", "Found"]
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,14 +23,10 @@ from ampcheck.report.plain import plain
 from ampcheck.report.text import one_line, relative
 from ampcheck.session.against import CHILD, Base, discard, measure, note_foreign, temporary
 from ampcheck.session.devices import missing
+from ampcheck.session.group import Group
 
-if TYPE_CHECKING:
-    from ampcheck.session.judging import Group
+__all__ = ["Gate"]
 
-__all__ = ["BASELINE", "Gate"]
-
-#: The item that tells what has changed: `contract[cpu-baseline]`.
-BASELINE = "baseline"
 KINDS = ("finding", "settings", "modules", "ops", "events", "state", "headroom", "judged", "contract")
 KNOWN = "known: it is in the baseline"
 

@@ -10,8 +10,8 @@ from ampcheck.baseline.changes import FAILING
 from ampcheck.findings import Verdict
 from ampcheck.report.changes import change_line
 from ampcheck.report.text import one_line, verdict_text
-from ampcheck.session.gate import BASELINE
-from ampcheck.session.judging import Group, Judging, Slot
+from ampcheck.session.group import BASELINE, Group, Slot
+from ampcheck.session.judging import Judging
 from ampcheck.session.reproduce import command
 
 __all__ = ["ContractItem"]

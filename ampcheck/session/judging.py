@@ -5,72 +5,25 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from ampcheck import registry
 from ampcheck.config import Settings, merge, settings_of
-from ampcheck.contract import Contract, Options
+from ampcheck.contract import Contract
 from ampcheck.errors import ContractError, UsageError
 from ampcheck.findings import ContractReport, Verdict
 from ampcheck.session.arguments import refusal
 from ampcheck.session.devices import check_device, default_device, missing
-from ampcheck.session.gate import BASELINE, Gate
+from ampcheck.session.gate import Gate
+from ampcheck.session.group import BASELINE, Group, Slot
 from ampcheck.session.progress import Progress
 
-__all__ = ["Group", "Judging", "Slot"]
+__all__ = ["Judging"]
 
 #: cuBLAS is deterministic only if this is set before CUDA starts.
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-
-
-@dataclass(frozen=True)
-class Slot:
-    """What one item reports: a check under a policy, "as-written" or a dtype."""
-
-    check: str
-    slug: str
-    policy: str
-
-    @property
-    def id(self) -> str:
-        if self.check == BASELINE:
-            return BASELINE
-        return f"{self.check}-{self.slug}" + ("" if self.policy == "as-written" else f"-{self.policy}")
-
-
-@dataclass
-class Group:
-    """The items of one contract, with its parameters, on one device.
-
-    Args:
-        contract: node id of the function, `[params]` included.
-        device: the device type.
-        contract_options: what the contract declares.
-        slots: what its items report.
-        report: what was concluded; None until the first item runs.
-        blamed: whether an item already fails for the whole contract.
-        environment: what it was judged on.
-    """
-
-    contract: str
-    device: str
-    contract_options: Options
-    slots: tuple[Slot, ...]
-    report: ContractReport | None = None
-    blamed: bool = False
-    environment: dict[str, Any] = field(default_factory=dict)
-
-    def without_verdicts(self, reason: str) -> ContractReport:
-        """A report in which nothing was run, because of `reason`."""
-        slots = [slot for slot in self.slots if slot.check != BASELINE]
-        return ContractReport(
-            self.contract,
-            self.device,
-            [Verdict(self.contract, slot.check, slot.slug, "not-run", slot.policy, reason) for slot in slots],
-        )
 
 
 class Judging:

@@ -16,7 +16,8 @@ from ampcheck.report.junit import properties
 from ampcheck.report.plain import contract_to_plain, cost_of, finding_of, plain, verdict_of, verdict_to_plain
 from ampcheck.report.text import one_line, relative
 from ampcheck.session.collect import NONE_FOUND, Found
-from ampcheck.session.gate import BASELINE, Gate, Selection, Summary
+from ampcheck.session.gate import Gate, Selection, Summary
+from ampcheck.session.group import BASELINE
 from ampcheck.session.items import ContractItem
 from ampcheck.session.publishing import Publishing
 from ampcheck.session.reproduce import command
