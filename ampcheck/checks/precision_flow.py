@@ -123,10 +123,16 @@ def overflow_origin(evidence: Evidence) -> Iterator[Result]:
             f"{origin.call + 1} ({bits}; FP32 gives at most {origin.widened:.3g} there); {origin.effect}",
             origin.site,
             evidence=facts,
+            follows="AMP303" if _in_low_norm(evidence, origin.module) else None,
         )
         return
     if _only_skips(evidence):
         yield Inconclusive("every step was skipped, and no op was found that 16 bits alone made non-finite")
+
+
+def _in_low_norm(evidence: Evidence, module: str) -> bool:
+    """Whether it is a hand-written norm whose statistics are in 16 bits: they are what overflows, there and in its backward."""
+    return any(norm.low and not norm.library and norm.module == module for norm in evidence.census.handmade if module)
 
 
 def _only_skips(evidence: Evidence) -> bool:

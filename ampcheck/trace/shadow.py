@@ -10,7 +10,7 @@ A shadow belongs to a storage, not to a tensor: views, in-place writes and what 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ class Origin:
 
     Args:
         call: index of the call of `step`.
-        op: such as "mm"; `module` its module's name, "" where it is in none; `site` the user's line.
+        op: such as "mm"; `module` its module's name, "" where it is in none; `site` the user's line; in the backward, of the forward.
         phase: "forward", "recompute", "backward", "gradients" (work on gradients, hooks included) or "scale".
         dtype: of the result.
         kind: "NaN", "inf" or "-inf", of the first such element.
@@ -122,6 +122,7 @@ class ShadowMode(TorchDispatchMode):
         self._pending: dict[int, Origin] = {}
         self._sweep_at = _SWEEP
         self._records = False
+        self._forwards: dict[int, Place] = {}
 
     # -- storages ---------------------------------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ class ShadowMode(TorchDispatchMode):
 
     def clear(self) -> None:
         """Forget all shadows, between two calls."""
-        self._entries, self._pending = {}, {}
+        self._entries, self._pending, self._forwards = {}, {}, {}
 
     def mark_gradients(self) -> None:
         """What parameters hold as gradients now is gradient work from here on."""
@@ -185,6 +186,8 @@ class ShadowMode(TorchDispatchMode):
         if not relevant:
             return func(*args, **kwargs)
         self._records = torch.is_grad_enabled() and not self.recorder.create_graph
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            self._forwards[torch._C._autograd._get_sequence_nr() - 1] = self._place()
         call = _Call(op_name(func), func, args, kwargs, tensors, self._writes(func, args, kwargs))
         with torch._C._DisableAutocast(), torch.no_grad():
             call.tainted = [e.origin for e in map(self._entry, tensors) if e is not None and e.origin is not None]
@@ -315,8 +318,15 @@ class ShadowMode(TorchDispatchMode):
         entry.origin = self._pending[t.untyped_storage()._cdata] = call.tainted[0]
         return True
 
-    def _origin(self, call: _Call, t: torch.Tensor, shadow: torch.Tensor, bad: torch.Tensor, gradient: bool) -> Origin:
+    def _place(self) -> Place:
+        """Where an op runs; one that autograd runs by itself belongs to the line and module of its forward."""
         where = place(self.recorder.engine_depth > 0, self._records)
+        node = torch._C._current_autograd_node()
+        forward = self._forwards.get(node._sequence_nr()) if where.phase == "backward" and node is not None else None
+        return where if forward is None else replace(where, module=forward.module, site=forward.site)
+
+    def _origin(self, call: _Call, t: torch.Tensor, shadow: torch.Tensor, bad: torch.Tensor, gradient: bool) -> Origin:
+        where = self._place()
         first, widened = float(t[bad][0]), float(shadow[bad].abs().max())
         kind = "NaN" if first != first else "inf" if first > 0 else "-inf"
         scales = [e.get("scale") for e in self.recorder.trace.of("scale", call=self.recorder.call) if e.get("scale")]

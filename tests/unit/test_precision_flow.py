@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import ampcheck
 from ampcheck.checks import precision_flow
 from ampcheck.evidence import Evidence
 from ampcheck.registry import Fault
@@ -129,6 +130,32 @@ def test_a_gradient_that_no_scale_brings_into_range_is_named() -> None:
     (fault,) = judged(between(lambda h: F.normalize(h.float(), dim=-1)), precision_flow.overflow_origin)
     assert "in the backward" in fault.seen
     assert "even at a loss scale of 2^-10" in fault.seen
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["stored", "recomputed"])
+def test_an_overflow_in_the_backward_is_told_at_the_line_of_its_forward(again: bool) -> None:
+    """The gradient of rsqrt(1e-5) in float16 is beyond its range: 1e7."""
+
+    def middle(h: Tensor) -> Tensor:
+        return inner(h) if not again else cast(Tensor, checkpoint(inner, h, use_reentrant=False))
+
+    def inner(h: Tensor) -> Tensor:
+        return h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-5)
+
+    (fault,) = judged(between(middle), precision_flow.overflow_origin)
+    assert "in the backward" in fault.seen
+    assert fault.location is not None
+    assert fault.location.function == "inner"
+
+
+def test_an_overflow_in_the_backward_of_a_norm_in_16_bits_follows_from_the_norm() -> None:
+    class Norm(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-5)
+
+    report = ampcheck.check(between(Norm()), device="cpu")
+    assert [finding.id for finding in report.findings if finding.level == "error"] == ["AMP303"]
+    assert {v.follows for v in report.contracts[0].verdicts if v.check == "AMP310"} == {"AMP303"}
 
 
 def masked(h: Tensor) -> Tensor:
