@@ -17,7 +17,7 @@ from ampcheck.findings import ContractReport, Location, Report
 from ampcheck.profile import profile
 from ampcheck.trace.deviations import headroom
 from ampcheck.trace.events import Trace
-from ampcheck.verdicts import decide
+from ampcheck.verdicts import decide, narrow
 
 __all__ = ["check", "environment", "judge"]
 
@@ -30,7 +30,7 @@ def check(make_step: Callable[[], object], *, device: str | None = None, name: s
             the device type as `amp_device` or `device`.
         device: device type the step runs on; CUDA where there is one, else the CPU.
         name: for messages; the function's name otherwise.
-        **options: as for `ampcheck.contract`: `ignore=`, `xfail=`, `strict=`, `timeout=`.
+        **options: as for `ampcheck.contract`: `select=`, `ignore=`, `xfail=`, `strict=`, `timeout=`.
 
     Returns:
         A `Report`; `report.ok` is False if an error-level rule is broken.
@@ -49,6 +49,7 @@ def check(make_step: Callable[[], object], *, device: str | None = None, name: s
         options=declared.options,
         settings=config.Settings(),
     )
+    narrow(report, config.merge(declared.options, config.Settings()).select)
     return Report(environment(where), [report])
 
 

@@ -11,7 +11,7 @@ from ampcheck.evidence import Evidence
 from ampcheck.findings import ContractReport, Finding, Level, Outcome, Verdict
 from ampcheck.registry import Check, Fault, Inconclusive, Note, NotRun, load_checks, matches
 
-__all__ = ["decide"]
+__all__ = ["decide", "narrow"]
 
 #: A check's id and the policy it is judged under: "as-written", or a declared dtype.
 Item = tuple[str, str]
@@ -53,6 +53,21 @@ def decide(report: ContractReport, evidence: Evidence, options: Options) -> None
             for v in report.verdicts
         ]
         report.findings = [f for f in report.findings if f.id == "AMP111"]
+
+
+def narrow(report: ContractReport, ids: tuple[str, ...] | None) -> None:
+    """Leave in a report what was asked for, and the findings that it follows from.
+
+    Args:
+        report: of one contract, with all that was judged. Whether any check reached a verdict is kept in its facts.
+        ids: of the checks asked for; `None` for all.
+    """
+    report.facts["judged"] = report.judged
+    if ids is None:
+        return
+    report.verdicts = [verdict for verdict in report.verdicts if verdict.check in ids]
+    shown = {verdict.follows or verdict.check for verdict in report.verdicts}
+    report.findings = [finding for finding in report.findings if finding.id in shown]
 
 
 def _judged(one: Check, evidence: Evidence) -> list[Any]:

@@ -16,7 +16,7 @@ from ampcheck.cli.style import complain, say
 from ampcheck.config import DTYPES, Settings, merge
 from ampcheck.contract import Contract, Options, bound
 from ampcheck.errors import UsageError
-from ampcheck.findings import ContractReport, Report
+from ampcheck.findings import Report
 from ampcheck.report.text import one_line
 
 EXAMPLE = """The function is imported from the current directory, and builds the step afresh at each call. It may be a contract; its one
@@ -73,10 +73,11 @@ def main(options: argparse.Namespace) -> int:
     if reason := missing(device):
         raise UsageError(reason)
     from ampcheck.runner import environment, judge
+    from ampcheck.verdicts import narrow
 
     report = judge(bound(function, device), contract=options.target, device=device, options=declared, settings=settings)
-    judged = report.facts["judged"] = report.judged
-    _select(report, merge(declared, settings).select)
+    narrow(report, merge(declared, settings).select)
+    judged = report.facts["judged"]
     whole = Report(environment(device), [report])
     _print(whole, device)
     if targets := {name: path for name in FORMATS if (path := getattr(options, name)) is not None}:
@@ -87,15 +88,6 @@ def main(options: argparse.Namespace) -> int:
     if not judged:
         complain("ampcheck run: no check of scaler order and scaling reached a verdict; --json says why for each")
     return 0 if report.ok and judged else 1
-
-
-def _select(report: ContractReport, ids: tuple[str, ...] | None) -> None:
-    """Leave what was asked for in the report, and the findings that it follows from."""
-    if ids is None:
-        return
-    report.verdicts = [verdict for verdict in report.verdicts if verdict.check in ids]
-    shown = {verdict.follows or verdict.check for verdict in report.verdicts}
-    report.findings = [finding for finding in report.findings if finding.id in shown]
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -278,3 +278,10 @@ def test_a_recomputation_is_not_counted_as_a_forward() -> None:
 
     run = natural(Spec(build, "c"))
     assert [m.outputs for m in run.notes["outline"].modules] == [{"float32": 6}] * 3
+
+
+def test_a_selection_narrows_what_check_reports() -> None:
+    report = ampcheck.check(training("before"), device="cpu", select=["AMP102"], ignore=["AMP602"])
+    assert {verdict.check for verdict in report.contracts[0].verdicts} == {"AMP102"}
+    assert [finding.id for finding in report.findings] == ["AMP102"]
+    assert report.contracts[0].facts["judged"]
