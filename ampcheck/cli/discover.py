@@ -19,20 +19,11 @@ LONGEST = 300
 BATCH = ("batch", "data", "sample", "batch_data")
 #: What is looked at: a project has fewer files, and files of its own are smaller.
 MOST_FILES, LARGEST = 4000, 1 << 20
+_BACKWARD = {"backward", "manual_backward"}
 _SKIPPED = {"node_modules", "build", "dist", "site-packages", "__pycache__", "venv", "env"}
 OPTIMIZERS = (
-    "SGD",
-    "Adam",
-    "AdamW",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "Adagrad",
-    "Adadelta",
-    "Adamax",
-    "Rprop",
-    "Adafactor",
-    "LBFGS",
+    *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop"),
+    *("Adagrad", "Adadelta", "Adamax", "Rprop", "Adafactor", "LBFGS"),
 )
 #: Layers that say what a model takes or gives: name -> which arguments.
 LAYERS = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LSTM", "GRU", "LazyLinear")
@@ -54,6 +45,7 @@ class Function:
         shared: names of a model or optimizer that it takes from its module.
         settings: parameter -> attributes that it reads of it, where it reads nothing else: parsed arguments, a configuration.
         builds: whether it makes its own optimizer: then it is the whole training, not a step.
+        parts: functions beside it that call backward, where it calls several of them one after the other: they are its step.
     """
 
     module: str
@@ -72,6 +64,7 @@ class Function:
     shared: list[str] = field(default_factory=list)
     settings: dict[str, list[str]] = field(default_factory=dict)
     builds: bool = False
+    parts: set[str] = field(default_factory=set)
 
     @property
     def score(self) -> int:
@@ -160,6 +153,8 @@ def discover(root: Path) -> Project:
         names |= {model.name for model in more}
     for _, tree in trees:
         _note_making(project, tree, names)
+    parts = {(f.file, f.owner, name) for f in project.functions if not f.builds for name in f.parts}
+    project.functions = [f for f in project.functions if (f.file, f.owner, f.name) not in parts]
     project.functions.sort(key=lambda f: (-f.score, f.file, f.line))
     return project
 
@@ -246,6 +241,7 @@ class _Reader(ast.NodeVisitor):
         self.project, self.path, self.tree = project, path, tree
         self.module, self.root = importable(path, project.root)
         self.owner: ast.ClassDef | None = None
+        self.beside: dict[ast.ClassDef | None, dict[str, set[str]]] = {}
         self.top = {t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
 
     def read(self) -> None:
@@ -282,10 +278,12 @@ class _Reader(ast.NodeVisitor):
         inner = {id(n) for f in ast.walk(node) if isinstance(f, ast.FunctionDef) and f is not node for n in ast.walk(f)}
         own = [n for n in ast.walk(node) if id(n) not in inner]
         calls = {_called(n) for n in own if isinstance(n, ast.Call)}
-        if not {"backward", "manual_backward"} & calls or node.name in ("backward", "forward"):
+        parts = {} if calls & _BACKWARD else self._parts(own)
+        if not (calls & _BACKWARD or len(parts) > 1) or node.name in ("backward", "forward"):
             return
+        calls.update(*parts.values())
         parameters = parameters_of(node)
-        function = Function(self.module, self.root, self.path, node.lineno, node.name, calls=calls)
+        function = Function(self.module, self.root, self.path, node.lineno, node.name, calls=calls, parts=set(parts))
         if self.owner is not None and next(iter(parameters), "") == "self":
             function.owner = self.owner.name
             parameters.pop("self")
@@ -307,6 +305,18 @@ class _Reader(ast.NodeVisitor):
                 function.settings[name] = sorted(found)
         _batch(function, own)
         self.project.functions.append(function)
+
+    def _parts(self, own: list[ast.AST]) -> dict[str, set[str]]:
+        """The functions beside it that call backward and that it calls itself, not in a loop: name -> what they call."""
+        if self.owner not in self.beside:
+            functions = [f for f in (self.owner or self.tree).body if isinstance(f, ast.FunctionDef)]
+            calls = {f.name: {_called(n) for n in ast.walk(f) if isinstance(n, ast.Call)} for f in functions}
+            self.beside[self.owner] = {name: names for name, names in calls.items() if names & _BACKWARD}
+        if len(self.beside[self.owner]) < 2:
+            return {}
+        repeated = {id(n) for loop in own if isinstance(loop, (ast.For, ast.While)) for n in ast.walk(loop)}
+        called = {_called(n) for n in own if isinstance(n, ast.Call) and id(n) not in repeated}
+        return {name: names for name, names in self.beside[self.owner].items() if name in called}
 
 
 def _batch(function: Function, own: list[ast.AST]) -> None:

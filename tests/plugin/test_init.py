@@ -238,6 +238,45 @@ def test_the_function_that_is_most_of_an_amp_step_comes_first_and_the_others_are
     assert "#   a_first.py:1 in helper" in text
 
 
+GAN = """
+class Trainer:
+    def __init__(self, device="cpu"):
+        self.scaler = torch.amp.GradScaler(device)
+
+    def d_step(self, real):
+        with torch.autocast("cpu"):
+            loss = self.d(real).mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.opt_d)
+        self.opt_d.zero_grad()
+
+    def g_step(self, z):
+        with torch.autocast("cpu"):
+            loss = self.d(self.g(z)).mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.opt_g)
+        self.opt_g.zero_grad()
+
+    def both(self, real, z):
+        self.d_step(real)
+        self.g_step(z)
+        self.scaler.update()
+
+    def epoch(self, loader):
+        for real, z in loader:
+            self.d_step(real)
+            self.g_step(z)
+"""
+
+
+def test_the_parts_of_a_step_are_not_the_step(here):
+    """It calls no backward itself; what calls one of them, or all of them in a loop, is no step."""
+    text = written(here, gan=GAN)
+    assert "return trainer.both(real=..., z=...)" in text
+    assert "Trainer.g_step" not in text
+    assert "epoch" not in text
+
+
 def test_a_file_that_is_there_is_kept(here, capsys):
     (here / "tests").mkdir()
     (here / "tests" / "test_amp.py").write_text("mine")
