@@ -20,8 +20,9 @@ def parameters_fp32(evidence: Evidence) -> Iterator[Result]:
 
     A parameter is judged where an optimizer trains it: frozen 16-bit weights are free, and so are 16-bit weights whose lost
     bits are kept elsewhere: an FP32 master copy that rounds to the weight and goes on doing so, stochastic rounding, or a
-    compensation buffer. Where they are the parameters of norms alone, AMP301 or AMP302 says so. A 16-bit buffer is judged where a call on the whole module cast it, its module trains in FP32, and
-    its values are not what they would be in FP32.
+    compensation buffer. Where they are the parameters of norms alone, AMP301 or AMP302 says so. A 16-bit buffer is judged
+    where a call on the whole module cast it, its module trains in FP32, and its values are not what they would be in FP32.
+    FP32 parameters that the loop rounds to 16 bits after each step are a warning.
 
     Source: PyTorch docs, `torch.autocast`: "you should not call half() or bfloat16() on your model(s)".
     """
@@ -44,6 +45,16 @@ def parameters_fp32(evidence: Evidence) -> Iterator[Result]:
             next((p.site for p in low if p.site is not None), None) or optimizer.site,
             evidence={"parameters": [p.name for p in low], "dtype": dtypes},
             follows=low_norms(evidence),
+        )
+        return
+    if found.narrowed:
+        step = next((e for e in reversed(evidence.trace.events) if e.kind == "optimizer_step"), None)
+        yield Fault(
+            f"after each step the FP32 parameters {listed(found.narrowed)} are rounded to 16 bits and kept so: updates below half a "
+            "unit in the last place are lost",
+            step.site if step is not None else None,
+            fix="take a copy for what is to be 16-bit, copy.deepcopy(model).half(), and leave the trained weights as they are",
+            level="warning",  # by effect alone: it may be quantisation that is meant
         )
         return
     for buffer in found.natural.buffers:

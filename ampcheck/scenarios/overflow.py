@@ -147,7 +147,7 @@ class PlantProbe(Probe):
             if planted.closed < 0 and planted.call < recorder.call and not self._holds(recorder, index):
                 planted.abandoned = True
         self._end()
-        self._judge(recorder)
+        self._judge(recorder, last=True)
         if self._boundary:
             self._boundary = False
             self._mark(recorder)
@@ -266,7 +266,7 @@ class PlantProbe(Probe):
         self._unscaled.clear()
 
     def call_done(self, recorder: Recorder, call: int) -> None:
-        self._judge(recorder)
+        self._judge(recorder, last=False)
 
     def _end(self) -> None:
         """One window only: when every optimizer's is over, nothing is planted any more."""
@@ -278,14 +278,20 @@ class PlantProbe(Probe):
         grads = [local(p.grad) for p in recorder.parameters(index) if p.grad is not None]
         return any(g.is_floating_point() and not bool(g.isfinite().all()) for g in grads)
 
-    def _judge(self, recorder: Recorder) -> None:
-        """The window is over (the next backward begins, or the call has ended): did anything move?"""
+    def _judge(self, recorder: Recorder, last: bool) -> None:
+        """The window is over (the next backward begins, or the call has ended): did anything move?
+
+        Weights that are exchanged for the forward (binary ones for latent ones) are back only at the next backward, the last time to look.
+        """
         for index, planted in self.planted.items():
             if index in self._before and (planted.closed >= 0 or planted.abandoned):
                 self._compare(recorder, index, planted)
+                if last or not planted.moved:
+                    del self._before[index]
 
     def _compare(self, recorder: Recorder, index: int, planted: Planted) -> None:
-        before, after = self._before.pop(index), self._snapshot(recorder, index)
+        before, after = self._before[index], self._snapshot(recorder, index)
+        planted.moved = []
         if before.parameters_moved(after):
             planted.moved.append("parameters")
         if before.state != after.state:

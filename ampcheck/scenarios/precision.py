@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -18,10 +19,12 @@ from ampcheck.scenarios.averages import Averages, AverageStage
 from ampcheck.scenarios.averages import near as near_averages
 from ampcheck.scenarios.compensation import compensation
 from ampcheck.scenarios.drive import Built, Run, Stage, Together
+from ampcheck.scenarios.narrowed import Narrowed
 from ampcheck.scenarios.rounding import Epsilon, FirstUpdate, Lost, OptimizerOps, compare, vanishes
 from ampcheck.scenarios.spec import Spec
 from ampcheck.scenarios.state import StateProbe, States
 from ampcheck.trace.digest import local
+from ampcheck.trace.events import Event
 from ampcheck.trace.precision import CastSites
 from ampcheck.trace.recorder import Recorder
 
@@ -40,6 +43,7 @@ class Precision:
         made: `(optimizer, parameter, slot)` -> the optimizer's own line that makes this state in 16 bits.
         rounded: paths of 16-bit buffers whose values are not those of the widened run.
         averages: tensors that are or may be averages of parameters.
+        narrowed: FP32 parameters that the loop rounds to 16 bits after their steps, and does not in the widened run.
     """
 
     natural: States = field(default_factory=States)
@@ -50,12 +54,13 @@ class Precision:
     made: dict[tuple[int, int, str], Location | None] = field(default_factory=dict)
     rounded: list[str] = field(default_factory=list)
     averages: Averages = field(default_factory=Averages)
+    narrowed: list[str] = field(default_factory=list)
 
     def suspicious(self) -> bool:
         """Whether the extra runs have anything to decide."""
         state = self.natural
         steps = any(o.steps for o in state.optimizers.values())
-        low = state.low_parameters() or state.low_slots() or state.low_extra() or state.buffers
+        low = state.low_parameters() or state.low_slots() or state.low_extra() or state.buffers or self.narrowed
         return steps and (bool(low) or self.averages.suspicious())
 
 
@@ -65,10 +70,20 @@ class PrecisionProbe(StateProbe):
     def __init__(self, sites: CastSites) -> None:
         super().__init__(sites)
         self.result = Precision(self.states)
+        self.narrowed = Narrowed()
+
+    def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
+        super().optimizer_step(recorder, event, optimizer, entering)
+        self.narrowed.optimizer_step(recorder, event, optimizer, entering)
+
+    def after_call(self, built: Built, call: int) -> bool:
+        return self.narrowed.after_call(built, call)
 
     def finished(self, built: Built) -> None:
         if built.recorder.trace.steps:
             self.result.averages = near_averages(built, self.sites, self._used)
+        self.narrowed.finished(built)
+        self.result.narrowed = self.narrowed.names
         super().finished(built)
 
 
@@ -174,11 +189,13 @@ def precision(spec: Spec, found: Precision, calls: int) -> None:
 
 
 def _widened(spec: Spec, found: Precision, calls: int, wide: FirstUpdate, buffers: _Buffers, stepped: set[int]) -> Run:
-    probe = StateProbe(masters=False)
+    probe, narrowed = StateProbe(masters=False), Narrowed()
     following = _Following(found.averages if found.averages.suspicious() else Averages())
-    stop = _Until(lambda recorder: set(probe.states.optimizers) >= stepped and following.done)
-    stage = Together(probe, buffers, following, stop)
-    run = spec.run("widened", Policy("float32").widened(), calls=calls, probes=[probe, wide], stage=stage)
+    stop = _Until(lambda recorder: set(probe.states.optimizers) >= stepped and following.done and not found.narrowed)
+    stage = Together(probe, buffers, following, narrowed, stop)
+    calls = max(calls, 2) if found.narrowed else calls
+    run = spec.run("widened", Policy("float32").widened(), calls=calls, probes=[probe, wide, narrowed], stage=stage)
+    found.narrowed = [] if run.trace.raised else [name for name in found.narrowed if name not in narrowed.names]
     if set(probe.states.optimizers) >= stepped:
         found.widened = probe.states
     elif run.trace.raised is not None:
