@@ -57,7 +57,7 @@ def scaler_in_checkpoint(evidence: Evidence) -> Iterator[Result]:
             fresh = resume.loaded.scalers[0]
             yield Fault(
                 f"saved with loss scale {saved[0]:g} and {saved[1]} clean steps counted; a build that loaded the checkpoint has {fresh[0]:g} and {fresh[1]}",
-                evidence.declared.get("state_dict_site"),
+                resume.saved_at or evidence.declared.get("state_dict_site"),
             )
             return
 

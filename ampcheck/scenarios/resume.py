@@ -6,6 +6,7 @@ has; a fresh build loads its checkpoint and both go on for one call.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from ampcheck.scenarios.spec import Spec
 from ampcheck.trace.digest import digest
 from ampcheck.trace.events import Event
 from ampcheck.trace.recorder import Probe, Recorder
+from ampcheck.trace.sources import user_site
 
 __all__ = ["Resume", "State", "resume"]
 
@@ -51,7 +53,10 @@ class State:
 
 @dataclass
 class Resume:
-    """The run that went on and the one that was resumed, at the stop, after loading, and after one more call."""
+    """The run that went on and the one that was resumed, at the stop, after loading, and after one more call.
+
+    `saved_at` is the user's line that asked an optimizer for its state to save it, `None` where none did.
+    """
 
     run: Run
     resumed: Run | None = None
@@ -61,6 +66,7 @@ class Resume:
     continued: State | None = None
     gradients: tuple[Any, Any] = (None, None)
     made_after_load: Any = None
+    saved_at: Location | None = None
 
 
 class FirstGradients(Probe):
@@ -105,6 +111,7 @@ class _GoOn(Stage):
     def __init__(self, probe: FirstGradients) -> None:
         self.probe = probe
         self.saved: Any = None
+        self.saved_at: Location | None = None
         self.copies: dict[str, torch.Tensor] = {}
         self.at_stop: State | None = None
         self.went_on: State | None = None
@@ -116,11 +123,21 @@ class _GoOn(Stage):
             if isinstance(scaler, torch.amp.GradScaler) and scaler._scale is not None:
                 scaler._scale.fill_(PLANTED_SCALE)
                 scaler._growth_tracker.fill_(min(PLANTED_TRACKER, max(scaler._growth_interval - 2, 0)))  # type: ignore[union-attr]
-        assert built.training.state_dict is not None
-        self.saved = copy.deepcopy(built.training.state_dict())
+        self._save(built)
         self.at_stop = state_of(built, True)
         self.copies = candidates(built)
         self.probe.since, self.probe.seen = call, {}
+
+    def _save(self, built: Built) -> None:
+        def asked(_: Any) -> None:
+            self.saved_at = self.saved_at or user_site()
+
+        assert built.training.state_dict is not None
+        optimizers = [o for o in built.recorder.optimizers if isinstance(o, torch.optim.Optimizer)]
+        with contextlib.ExitStack() as hooks:
+            for optimizer in optimizers:
+                hooks.callback(optimizer.register_state_dict_pre_hook(asked).remove)
+            self.saved = copy.deepcopy(built.training.state_dict())
 
     def after_call(self, built: Built, call: int) -> bool:
         if call == CALLS_BEFORE:
@@ -156,7 +173,7 @@ def resume(spec: Spec) -> Resume:
     ours, theirs = FirstGradients(), FirstGradients()
     going = _GoOn(ours)
     result = Resume(spec.run("resume", Policy(), calls=CALLS_BEFORE + 1, probes=[ours], stage=going))
-    result.at_stop, result.went_on = going.at_stop, going.went_on
+    result.at_stop, result.went_on, result.saved_at = going.at_stop, going.went_on, going.saved_at
     if going.at_stop is None:
         return result
     resumed = _Resumed(going.saved)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import ampcheck
 from ampcheck.trace.sources import _rank
@@ -34,3 +36,36 @@ PACKAGES = Path(sysconfig.get_paths()["purelib"])
 )
 def test_whose_code_a_file_is(file: Path | str, rank: int) -> None:
     assert _rank(str(file)) == rank
+
+
+def test_a_checkpoint_without_the_scaler_is_told_where_it_is_put_together() -> None:
+    """Not where the contract wraps the project's own function."""
+
+    def save(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def build() -> ampcheck.Training:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu")
+        x = torch.randn(5, 4)
+
+        def step() -> float:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = model(x).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.item()
+
+        def load(state: dict[str, Any]) -> None:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+
+        return ampcheck.Training(step, state_dict=lambda: save(model, optimizer), load_state_dict=load)
+
+    [fault] = [f for f in ampcheck.check(build, device="cpu").findings if f.id == "AMP701"]
+    assert fault.location is not None
+    assert fault.location.function == "save"
