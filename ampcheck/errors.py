@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["AmpcheckError", "ContractError", "PolicyError", "ScenarioTimeout", "UsageError"]
+__all__ = ["OURS", "AmpcheckError", "ContractError", "PolicyError", "ScenarioTimeout", "UsageError", "ours"]
+
+#: How the reason begins where a bug of ampcheck's own kept a check from a verdict.
+OURS = "an error of ampcheck's own, please report it: "
+
+
+def ours(error: Exception) -> str:
+    """The reason that a bug of ampcheck's own gives: it blocks nobody's merge, and the summary tells it whatever else there is."""
+    return f"{OURS}{type(error).__name__}: {error}"
 
 
 class AmpcheckError(Exception):

@@ -11,7 +11,7 @@ from typing import Any
 from ampcheck import config
 from ampcheck.checks._state import table
 from ampcheck.contract import Options, Training
-from ampcheck.errors import ContractError, ScenarioTimeout, UsageError
+from ampcheck.errors import ContractError, ScenarioTimeout, UsageError, ours
 from ampcheck.evidence import Evidence
 from ampcheck.findings import ContractReport, Location, Report
 from ampcheck.profile import profile
@@ -190,7 +190,7 @@ def _gather(spec: Any, budget: float | None, dtypes: tuple[str, ...] | None = No
         except (
             Exception
         ) as error:  # a bug of ours must not block a merge: the other scenarios go on, and the reason stands in the report
-            evidence.not_run[name] = f"an error of ampcheck's own, please report it: {type(error).__name__}: {error}"
+            evidence.not_run[name] = ours(error)
     return evidence
 
 
@@ -307,7 +307,7 @@ def _profile(report: ContractReport, evidence: Evidence) -> dict[str, Any]:
     try:
         return profile(evidence)
     except Exception as error:  # it is there to be looked at; no verdict waits for it
-        report.facts["notes"].append(f"an error of ampcheck's own, please report it: {type(error).__name__}: {error}")
+        report.facts["notes"].append(ours(error))
         return {}
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ampcheck.contract import Options
+from ampcheck.errors import ours
 from ampcheck.evidence import Evidence
 from ampcheck.findings import ContractReport, Finding, Level, Outcome, Verdict
 from ampcheck.registry import Check, Fault, Inconclusive, Note, NotRun, load_checks, matches
@@ -79,7 +80,7 @@ def _judged(one: Check, evidence: Evidence) -> list[Any]:
     try:
         found = list(one.function(evidence))
     except Exception as error:  # the user's merge is not blocked by a bug of ours, and the other checks go on
-        return [Inconclusive(f"an error of ampcheck's own, please report it: {type(error).__name__}: {error}")]
+        return [Inconclusive(ours(error))]
     return sorted(found, key=lambda r: (not isinstance(r, Fault), not isinstance(r, Inconclusive)))[:1]
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from ampcheck.errors import OURS
 from ampcheck.findings import ContractReport, Finding, Report
 from ampcheck.report.state import state_lines
 from ampcheck.report.text import describe, finding_text, one_line, place
@@ -37,6 +38,8 @@ def summary(report: Report, root: Path) -> Iterator[Line]:
         if not contract.facts.get("judged", contract.judged):
             yield f"NOT JUDGED: {_name(contract)}: no check of scaler order and scaling reached a verdict", "yellow"
     for contract in report.contracts:
+        yield from _bugs(contract)
+    for contract in report.contracts:
         for finding in contract.findings:
             yield from _finding(finding, contract, root)
 
@@ -55,6 +58,16 @@ def _table(contracts: list[ContractReport]) -> Iterator[Line]:
         outcomes = {verdict.outcome for verdict in contract.verdicts}
         judged = contract.facts.get("judged", contract.judged)
         yield line(row), "red" if "failed" in outcomes else "yellow" if "warned" in outcomes or not judged else "green"
+
+
+def _bugs(contract: ContractReport) -> Iterator[Line]:
+    """A check that we ourselves kept from a verdict is skipped like any other, so it must not pass unseen."""
+    reasons: dict[str, list[str]] = {}
+    for verdict in contract.verdicts:
+        if verdict.reason.startswith(OURS):
+            reasons.setdefault(verdict.reason, []).append(verdict.check)
+    for reason, checks in reasons.items():
+        yield f"NOT JUDGED: {_name(contract)}: {', '.join(dict.fromkeys(checks))}: {one_line(reason, 200)}", "yellow"
 
 
 def _figures(contract: ContractReport) -> list[str]:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ampcheck.errors import ours
 from ampcheck.findings import ContractReport, Cost, Finding, Location, Report, Verdict
 from ampcheck.report import json as json_report
 from ampcheck.report import terminal
@@ -246,6 +247,13 @@ def test_the_writers_take_any_report(tmp_path):
     json_report.write(report(), tmp_path / "r.json", tmp_path)
     assert json.loads((tmp_path / "r.json").read_text())["items"][0]["outcome"] == "xfailed"
     assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_a_bug_of_our_own_is_told_without_being_asked_for(tmp_path):
+    missing = [Verdict("t.py::net", id, "slug", "not-run", reason=ours(KeyError("x"))) for id in ("AMP701", "AMP702")]
+    seen = Report({}, [ContractReport("t.py::net", "cpu", [Verdict("t.py::net", "AMP102", "clip", "passed"), *missing])])
+    [line] = [line for line, _ in terminal.summary(seen, tmp_path) if "own" in line]
+    assert line == "NOT JUDGED: t.py::net [cpu]: AMP701, AMP702: an error of ampcheck's own, please report it: KeyError: 'x'"
 
 
 def test_an_unjudged_contract_is_named(tmp_path):
