@@ -17,7 +17,7 @@ from ampcheck.checks._precision import (
 )
 from ampcheck.evidence import Evidence
 from ampcheck.registry import Fault, Note, NotRun, Result, check
-from ampcheck.trace.ops import LOW, NormUse
+from ampcheck.trace.ops import LOW, NormUse, OpUse
 
 #: What a model that is 16-bit altogether explains.
 _LOW_MODEL = ("AMP307", "AMP403")
@@ -165,7 +165,10 @@ def loss_fp32(evidence: Evidence) -> Iterator[Result]:
     for use in trained(evidence, "loss"):
         if use.low:
             yield Fault(
-                f"{name_of(use.op)}{inside(use)} runs in {use.low}", use.site, evidence={"op": use.op, "autocast": use.autocast}
+                f"{name_of(use.op)}{inside(use)} runs in {use.low}",
+                use.site,
+                fix=_left_low(use),
+                evidence={"op": use.op, "autocast": use.autocast},
             )
             return
         if use.source and (use.op == "binary_cross_entropy" or use.autocast == "off"):
@@ -184,9 +187,17 @@ def loss_fp32(evidence: Evidence) -> Iterator[Result]:
             yield Fault(
                 f"the loss of call {event.call + 1} is reduced {what}to a {low} scalar",
                 last.site if last is not None else event.site,
+                fix=_left_low(last) if last is not None else "",
             )
             return
     yield from without_census(evidence)
+
+
+def _left_low(use: OpUse) -> str:
+    """What helps where the op is in an autocast region already, and this device's autocast leaves it as it comes."""
+    if use.autocast == "off":
+        return ""
+    return f"compute the loss from outputs.float(): autocast on {use.device} leaves {name_of(use.op)} in the dtype that comes"
 
 
 @check(

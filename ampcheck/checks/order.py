@@ -344,6 +344,9 @@ def several_optimizers(evidence: Evidence) -> Iterator[Result]:
     yield from _without_effect(evidence)
 
 
+_BUILD = "see the error; if the contract builds alone, an earlier one left state in the process: reset that at its start"
+
+
 @check(
     "AMP111",
     "runs",
@@ -360,12 +363,10 @@ def runs(evidence: Evidence) -> Iterator[Result]:
     for found in causes(evidence):
         if found.scenario != "natural":
             continue
-        yield Fault(
-            found.seen,
-            found.location,
-            fix=found.fix if found.id == "AMP111" else "",
-            follows=None if found.id == "AMP111" else found.id,
-        )
+        raised, mine = found.raised, found.id == "AMP111"
+        ran = raised is None or raised.call >= 0 or raised.type == "ContractError"
+        fix = found.fix or ("" if ran else _BUILD)
+        yield Fault(found.seen, found.location, fix=fix if mine else "", follows=None if mine else found.id)
         return
 
 

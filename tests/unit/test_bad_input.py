@@ -35,6 +35,8 @@ def test_a_contract_that_raises_while_building() -> None:
     assert only_finding(report) == "while the contract was built: RuntimeError: cannot reach the data"
     assert report.findings[0].location is not None and report.findings[0].location.file == __file__
     assert {v.outcome for v in report.verdicts if v.check != "AMP111"} == {"not-run"}
+    assert "an earlier one left state in the process" in report.findings[0].fix
+    assert "earlier" not in run(lambda: None).findings[0].fix  # that is our own word on it
 
 
 @pytest.mark.parametrize(("built", "message"), [(None, "returned nothing"), (3, "returned int, which cannot be called")])

@@ -409,6 +409,28 @@ def test_a_loss_in_16_bits_that_a_scaler_multiplies(low: bool) -> None:
     (fault if low else silent)(build, "AMP304")
 
 
+def test_a_loss_that_autocast_leaves_in_16_bits_is_not_sent_into_the_region() -> None:
+    def build(within: bool) -> Callable[[], Step]:
+        def step_of() -> Step:
+            model = net()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+            def step() -> None:
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=BF16):
+                    out = model(X)
+                    loss = F.softplus(out).mean() if within else None
+                (F.softplus(out).mean() if loss is None else loss).backward()
+                optimizer.step()
+
+            return step
+
+        return step_of
+
+    assert fault(build(True), "AMP304").fix.startswith("compute the loss from outputs.float(): autocast on cpu leaves")
+    assert not fault(build(False), "AMP304").fix
+
+
 def test_a_loss_of_rounded_probabilities() -> None:
     def build(logits: bool) -> Callable[[], Step]:
         target = torch.full((16, 8), 0.5)
