@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from ampcheck.trace.digest import Digest
+from dataclasses import dataclass
 
-__all__ = ["Outside"]
+import torch
+
+from ampcheck.trace.digest import Digest, digest, local, relative_difference
+from ampcheck.trace.recorder import Recorder
+
+__all__ = ["Outside", "Snapshot", "digests", "snapshot"]
+
+#: What a parameter may differ by, of its norm, and still count as not moved.
+NEGLIGIBLE = 2.0**-20
 
 _KINDS = ("parameters", "optimizer state")
 
@@ -48,3 +56,36 @@ class Outside:
     def habitual(self, optimizer: int) -> set[str]:
         """What the loop moves outside of steps in each clean window; everything where there was none."""
         return set(_KINDS).intersection(*self._habits.get(optimizer, ()))
+
+
+@dataclass
+class Snapshot:
+    """Parameters, in host memory, and digests of them and of the optimizer's state; whether all of it is finite."""
+
+    values: list[torch.Tensor]
+    parameters: Digest
+    state: Digest
+    finite: bool
+
+    def parameters_moved(self, other: Snapshot) -> bool:
+        """Whether a parameter differs by more than rounding (a projection of the weights that is done once more)."""
+        pairs = zip(self.values, other.values, strict=False)
+        return self.parameters != other.parameters and any(relative_difference(b, a)[0] > NEGLIGIBLE for a, b in pairs)
+
+
+def _state(recorder: Recorder, index: int) -> list[torch.Tensor]:
+    """The tensors of an optimizer's state."""
+    slots = getattr(recorder.optimizers[index], "state", {})
+    return [v for s in slots.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
+
+
+def digests(recorder: Recorder, index: int) -> tuple[Digest, Digest]:
+    """Of an optimizer's parameters and of its state."""
+    return digest(recorder.parameters(index)), digest(_state(recorder, index))
+
+
+def snapshot(recorder: Recorder, index: int) -> Snapshot:
+    """Of an optimizer's parameters and state, as they are now."""
+    parameters, state = recorder.parameters(index), _state(recorder, index)
+    finite = all(bool(local(t).isfinite().all()) for t in [*parameters, *state])
+    return Snapshot([local(p).to("cpu", copy=True) for p in parameters], *digests(recorder, index), finite)

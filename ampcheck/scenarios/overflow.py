@@ -16,9 +16,9 @@ from ampcheck.policy import Policy
 from ampcheck.scenarios.averages import interpolates
 from ampcheck.scenarios.drive import Built, Run, Stage
 from ampcheck.scenarios.natural import groups
-from ampcheck.scenarios.outside import Outside
+from ampcheck.scenarios.outside import Outside, Snapshot, digests, snapshot
 from ampcheck.scenarios.spec import Spec
-from ampcheck.trace.digest import Digest, digest, local, relative_difference
+from ampcheck.trace.digest import local
 from ampcheck.trace.events import Event
 from ampcheck.trace.reach import Reached
 from ampcheck.trace.recorder import Probe, Recorder
@@ -27,8 +27,6 @@ __all__ = ["Overflow", "Planted", "overflow"]
 
 #: Calls after the one with the planted overflow in which the loop may recover.
 RECOVERY_CALLS = 3
-#: What a parameter may differ by, of its norm, and still count as not moved.
-NEGLIGIBLE = 2.0**-20
 #: Elements around the planted one by which its gradient is known again.
 _AROUND = 4096
 
@@ -82,32 +80,6 @@ class Overflow:
     averages: list[str] = field(default_factory=list)
 
 
-@dataclass
-class _Snapshot:
-    """Parameters, in host memory, and digests of them and of the optimizer's state."""
-
-    values: list[torch.Tensor]
-    parameters: Digest
-    state: Digest
-    finite: bool
-
-    def parameters_moved(self, other: _Snapshot) -> bool:
-        """Whether a parameter differs by more than rounding (a projection of the weights that is done once more)."""
-        pairs = zip(self.values, other.values, strict=False)
-        return self.parameters != other.parameters and any(relative_difference(b, a)[0] > NEGLIGIBLE for a, b in pairs)
-
-
-def _state(recorder: Recorder, index: int) -> list[torch.Tensor]:
-    """The tensors of an optimizer's state."""
-    slots = getattr(recorder.optimizers[index], "state", {})
-    return [v for s in slots.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
-
-
-def _digests(recorder: Recorder, index: int) -> tuple[Digest, Digest]:
-    """Of an optimizer's parameters and of its state."""
-    return digest(recorder.parameters(index)), digest(_state(recorder, index))
-
-
 class PlantProbe(Probe):
     """Plants, and measures around the planted window.
 
@@ -129,7 +101,8 @@ class PlantProbe(Probe):
         self._took = False
         self._done = False
         self._unscaled: set[int] = set()
-        self._before: dict[int, _Snapshot] = {}
+        self._before: dict[int, Snapshot] = {}
+        self._ended: dict[int, Snapshot] = {}
         self._around: dict[int, torch.Tensor] = {}
         self._bad: int = -1
         self._schedule: list[dict[int, Any]] = []
@@ -231,7 +204,7 @@ class PlantProbe(Probe):
         if self._at is None:
             self._at = len(self._schedule) - 1
         if known is None:
-            self._before[index] = self._snapshot(recorder, index)
+            self._before[index] = snapshot(recorder, index)
             scaler = min(self.drivers[index], len(recorder.scalers) - 1)  # one that is made anew in every call
             self.planted[index] = Planted(
                 index, scaler, event.index, recorder.call, recorder.current_scale(recorder.scalers[scaler])
@@ -246,12 +219,7 @@ class PlantProbe(Probe):
 
     def _see(self, recorder: Recorder, index: int | None, inside: bool) -> None:
         if index is not None and index in self.drivers and index < len(recorder.optimizers):
-            self._outside.seen(index, *_digests(recorder, index), inside)
-
-    def _snapshot(self, recorder: Recorder, index: int) -> _Snapshot:
-        parameters, state = recorder.parameters(index), _state(recorder, index)
-        finite = all(bool(local(t).isfinite().all()) for t in [*parameters, *state])
-        return _Snapshot([local(p).to("cpu", copy=True) for p in parameters], *_digests(recorder, index), finite)
+            self._outside.seen(index, *digests(recorder, index), inside)
 
     def updated(self, recorder: Recorder, event: Event) -> None:
         if event.get("new_scale") is not None:
@@ -263,10 +231,17 @@ class PlantProbe(Probe):
             if planted.scaler == event.scaler and planted.closed < 0:
                 planted.closed, planted.ended = event.index, recorder.call
         self._end()
+        self._remember(recorder)
         self._unscaled.clear()
 
     def call_done(self, recorder: Recorder, call: int) -> None:
         self._judge(recorder, last=False)
+        self._remember(recorder)
+
+    def _remember(self, recorder: Recorder) -> None:
+        """What there is between windows, before the one that is planted into."""
+        if not self.planted:
+            self._ended = {i: snapshot(recorder, i) for i in self.drivers if i < len(recorder.optimizers)}
 
     def _end(self) -> None:
         """One window only: when every optimizer's is over, nothing is planted any more."""
@@ -290,12 +265,11 @@ class PlantProbe(Probe):
                     del self._before[index]
 
     def _compare(self, recorder: Recorder, index: int, planted: Planted) -> None:
-        before, after = self._before[index], self._snapshot(recorder, index)
-        planted.moved = []
-        if before.parameters_moved(after):
-            planted.moved.append("parameters")
-        if before.state != after.state:
-            planted.moved.append("optimizer state")
+        before, after = self._before[index], snapshot(recorder, index)
+        # weights that were exchanged or perturbed for the backward are put back: to what they were when the window before ended
+        known = [before, self._ended[index]] if index in self._ended else [before]
+        planted.moved = ["parameters"] * all(old.parameters_moved(after) for old in known)
+        planted.moved += ["optimizer state"] * all(old.state != after.state for old in known)
         planted.spoiled = after.finite < before.finite
 
     def finish(self, recorder: Recorder) -> None:
