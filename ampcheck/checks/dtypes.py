@@ -73,7 +73,8 @@ def _norms(evidence: Evidence, id: str, norms: list[NormUse], what: str) -> Iter
         low = {
             part: dtype for part, dtype in (("parameters", norm.weight), ("running statistics", norm.running)) if dtype in LOW
         }
-        if low and not low_model and (norm.training or norm.trainable):
+        moves = norm.training and (is_batch_norm(norm) or "running statistics" in low)  # statistics of its own, frozen or not
+        if low and not low_model and (norm.trainable or moves):
             parts = " and ".join(low)
             saved = f", and it saves its statistics in {norm.statistics}" if norm.statistics in LOW else ""
             dtype = next(iter(low.values()))
