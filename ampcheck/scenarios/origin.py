@@ -18,6 +18,7 @@ from ampcheck.scenarios.drive import Built, Run, Stage
 from ampcheck.scenarios.spec import Spec
 from ampcheck.trace.events import Event, Trace
 from ampcheck.trace.flow import Flow, FlowMode
+from ampcheck.trace.reach import named_modules
 from ampcheck.trace.recorder import Probe, Recorder
 from ampcheck.trace.shadow import Origin, ShadowMode
 
@@ -190,11 +191,10 @@ class _ShadowStage(Stage):
 
 
 def _module_names(built: Built) -> dict[int, str]:
-    """Id of a module -> its name in the outermost module that holds it, or its class's name at the top."""
+    """Id of a module -> its name, as everywhere else; its class's name where it is the only one at the top."""
     names: dict[int, str] = {}
-    for module in built.reach().modules.values():
-        for name, part in module.named_modules():
-            names.setdefault(id(part), name or type(part).__name__)
+    for name, part in named_modules(built.reach().modules):
+        names.setdefault(id(part), name or type(part).__name__)
     return names
 
 

@@ -148,12 +148,17 @@ def test_an_overflow_in_the_backward_is_told_at_the_line_of_its_forward(again: b
     assert fault.location.function == "inner"
 
 
-def test_an_overflow_in_the_backward_of_a_norm_in_16_bits_follows_from_the_norm() -> None:
+@pytest.mark.parametrize("models", [1, 2])
+def test_an_overflow_in_the_backward_of_a_norm_in_16_bits_follows_from_the_norm(models: int) -> None:
     class Norm(nn.Module):
         def forward(self, h: Tensor) -> Tensor:
             return h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-5)
 
-    report = ampcheck.check(between(Norm()), device="cpu")
+    def build() -> Step:
+        steps = [between(Norm())() for _ in range(models)]
+        return lambda: [step() for step in steps]
+
+    report = ampcheck.check(build, device="cpu")
     assert [finding.id for finding in report.findings if finding.level == "error"] == ["AMP303"]
     assert {v.follows for v in report.contracts[0].verdicts if v.check == "AMP310"} == {"AMP303"}
 
