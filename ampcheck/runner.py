@@ -187,9 +187,8 @@ def _gather(spec: Any, budget: float | None, dtypes: tuple[str, ...] | None = No
                 evidence.trace.raised = Raised(-1, "ContractError", str(error), _site_of(spec.make_step))
                 return evidence
             evidence.not_run[name] = str(error)
-        except (
-            Exception
-        ) as error:  # a bug of ours must not block a merge: the other scenarios go on, and the reason stands in the report
+        except Exception as error:
+            # a bug of ours must not block a merge: the other scenarios go on, and the reason stands in the report
             evidence.not_run[name] = ours(error)
     return evidence
 

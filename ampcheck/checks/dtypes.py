@@ -58,7 +58,7 @@ def layernorm_fp32(evidence: Evidence) -> Iterator[Result]:
     """
     for norm in evidence.census.handmade:
         dtype = _epsilon_of(norm.epsilon)
-        if norm.library and dtype:
+        if norm.of_torch and dtype:
             yield Fault(
                 f"{norm.module} ({norm.kind}) adds eps {norm.epsilon:g}, that of {dtype}, since none was given", norm.site
             )
@@ -124,7 +124,7 @@ def handmade_norm(evidence: Evidence) -> Iterator[Result]:
     """
     for norm in evidence.census.handmade:
         name = f"{norm.module} ({norm.kind})" if norm.module else "a hand-written norm"
-        if norm.low and not norm.library:
+        if norm.low and not norm.of_torch:
             yield Fault(
                 f"{name} computes {', '.join(norm.low)} in {norm.dtype}",
                 norm.site,
@@ -132,7 +132,7 @@ def handmade_norm(evidence: Evidence) -> Iterator[Result]:
             )
             return
         dtype = _epsilon_of(norm.epsilon)
-        if dtype and not norm.library:
+        if dtype and not norm.of_torch:
             yield Fault(
                 f"{name} adds eps {norm.epsilon:g}, that of {dtype}: it follows the dtype of the input",
                 norm.site,

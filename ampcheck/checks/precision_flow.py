@@ -132,7 +132,7 @@ def overflow_origin(evidence: Evidence) -> Iterator[Result]:
 
 def _in_low_norm(evidence: Evidence, module: str) -> bool:
     """Whether it is a hand-written norm whose statistics are in 16 bits: they are what overflows, there and in its backward."""
-    return any(norm.low and not norm.library and norm.module == module for norm in evidence.census.handmade if module)
+    return any(norm.low and not norm.of_torch and norm.module == module for norm in evidence.census.handmade if module)
 
 
 def _only_skips(evidence: Evidence) -> bool:

@@ -131,7 +131,7 @@ class HandNorm:
     Args:
         low: the ops of the statistics that ran in 16 bits; `dtype` names it.
         epsilon: what was added to the second moment, if anything.
-        library: whether torch's own `rms_norm` composed it.
+        of_torch: whether torch's own `rms_norm` composed it.
     """
 
     low: tuple[str, ...]
@@ -140,7 +140,7 @@ class HandNorm:
     module: str
     kind: str
     site: Location | None
-    library: bool = False
+    of_torch: bool = False
 
 
 @dataclass(frozen=True)

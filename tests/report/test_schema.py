@@ -56,7 +56,7 @@ def test_a_document_with_one_of_everything_is_valid(document: Build) -> None:
 
 
 def test_what_is_written_is_valid_and_described(document: Build) -> None:
-    contract, where = "t.py::net", Location("/root/t.py", 3, "step")
+    contract, where = "t.py::net", Location("/project/t.py", 3, "step")
     found = Finding("AMP102", "clip", "error", contract, "e", "s", "f", location=where, evidence={"x": float("inf")})
     verdicts = [
         Verdict(contract, "AMP102", "clip", "failed", finding=found, follows="AMP101"),
@@ -64,7 +64,7 @@ def test_what_is_written_is_valid_and_described(document: Build) -> None:
     ]
     facts = {"profile": document()["contracts"][0]["profile"], "headroom": {"as-written": {"gradient": float("inf")}}}
     report = Report({"torch": "2"}, [ContractReport(contract, "cpu", verdicts, [found], [Cost("natural", 1, 6, 0.5)], facts)])
-    data = json.loads(json_report.render(json_report.document(report, Path("/root"))))
+    data = json.loads(json_report.render(json_report.document(report, Path("/project"))))
     VALIDATOR.validate(data)
     assert set(data) <= set(schema()["properties"])
     for name in ("findings", "items", "costs", "contracts"):
