@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["autocast_nesting", "force_eager"]
+__all__ = ["autocast_nesting", "force_eager", "outside_transforms"]
 
 
 @contextlib.contextmanager
@@ -57,3 +57,15 @@ def autocast_nesting() -> int:
     """
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())
+
+
+def outside_transforms() -> contextlib.AbstractContextManager[Any]:
+    """Leave the transforms of `torch.func` (grad, vmap) while active; nothing where there are none.
+
+    Inside them torch 2.4 reads no number from a tensor, and every result belongs to their level.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return contextlib.nullcontext()
+    module: Any = importlib.import_module("torch._functorch.pyfunctorch")
+    left: contextlib.AbstractContextManager[Any] = module.temporarily_clear_interpreter_stack()
+    return left

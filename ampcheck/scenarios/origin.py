@@ -53,10 +53,9 @@ class FlowStage(Stage):
 
 @dataclass
 class Origins:
-    """What the shadowed run found: origins that led to something, in the order of the run, and how many led to nothing."""
+    """What the shadowed run found: origins that led to something, in the order of the run."""
 
     found: list[Origin] = field(default_factory=list)
-    harmless: int = 0
 
 
 def calls_in_doubt(run: Run) -> int:
@@ -170,7 +169,6 @@ class _ShadowStage(Stage):
             return value
         finally:
             self.result.found += [o for o in mode.origins if o.effect]
-            self.result.harmless += sum(1 for o in mode.origins if not o.effect)
             self.probe.mode = None
 
     def after_call(self, built: Built, call: int) -> bool:

@@ -89,7 +89,6 @@ class _Measurement:
     forced: AutocastChoice
     reference: Policy = REFERENCE
     lessons: list[Lesson] = field(default_factory=list)
-    taught: Run | None = None
     draws: dict[Yardstick, int] = field(default_factory=dict)
     scales: dict[int, float] = field(default_factory=dict)
 
@@ -147,7 +146,7 @@ class _Measurement:
                 break
         if not self.lessons and run.trace.raised is not None:
             return self._give_up("not-run", f"no FP32 reference: with autocast at float32 the step raises {run.trace.raised}")
-        self.reference, self.taught = policy, run
+        self.reference = policy
         if not any(lesson.updates for lesson in self.lessons):
             return self._give_up("nothing", "the FP32 run takes no optimizer step")
         for unit, lesson in enumerate(self.lessons):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,16 +35,6 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _outside_transforms() -> contextlib.AbstractContextManager[Any]:
-    """Inside `torch.func` no number can be read from a tensor (torch 2.4): leave its transforms for as long."""
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        return contextlib.nullcontext()
-    from torch._functorch import pyfunctorch
-
-    left: contextlib.AbstractContextManager[Any] = pyfunctorch.temporarily_clear_interpreter_stack()
-    return left
-
-
 def digest(tensors: Sequence[torch.Tensor | None], divide_by: torch.Tensor | None = None) -> Digest:
     """A digest of the bits of each tensor, equal for equal bits.
 
@@ -74,9 +63,7 @@ def digest(tensors: Sequence[torch.Tensor | None], divide_by: torch.Tensor | Non
             by_device.setdefault(total.device, []).append(i)
         values_of: dict[int, int] = {}
         for indices in by_device.values():  # one transfer a device
-            with _outside_transforms():
-                totals = torch.stack([plain(sums[i]) for i in indices]).tolist()
-            values_of.update(zip(indices, totals, strict=True))
+            values_of.update(zip(indices, torch.stack([sums[i] for i in indices]).tolist(), strict=True))
     found: list[tuple[int, ...] | None] = []
     position = 0
     for shape in shapes:

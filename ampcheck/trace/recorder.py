@@ -15,6 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ampcheck._compat import outside_transforms
 from ampcheck.findings import Location
 from ampcheck.trace import graph
 from ampcheck.trace.events import Event, OptimizerInfo, Raised, Trace
@@ -217,8 +218,9 @@ class Recorder:
             for optimizer in self.optimizers:
                 self.ledger.watch(optimizer)
             facts["cleared"] = self.ledger.before_backward()
-            for probe in self.probes:
-                probe.backward_starts(self)
+            with outside_transforms():
+                for probe in self.probes:
+                    probe.backward_starts(self)
             with self.around("backward", **facts) as event:
                 self.engine_depth += 1
                 self.create_graph = bool(kwargs.get("create_graph", args[2] if len(args) > 2 else False))
@@ -232,8 +234,9 @@ class Recorder:
                 i for i, o in enumerate(self.optimizers) if any(id(p) in ids for g in o.param_groups for p in g["params"])
             ]
             event.data["done"] = True
-            for probe in self.probes:
-                probe.backward_done(self, event)
+            with outside_transforms():
+                for probe in self.probes:
+                    probe.backward_done(self, event)
             return result
 
         self.patches.set(autograd, "_engine_run_backward", run)

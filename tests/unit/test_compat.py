@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcheck._compat import autocast_nesting, force_eager
+from ampcheck._compat import autocast_nesting, force_eager, outside_transforms
 
 
 class Backend:
@@ -179,3 +179,16 @@ def casts(node: Any) -> set[Any]:
     """The cast nodes of the graph under `node`."""
     following = {child for child, _ in node.next_functions if child is not None}
     return {child for child in following if "ToCopy" in child.name()}.union(*(casts(child) for child in following))
+
+
+def test_numbers_can_be_read_outside_the_transforms_that_the_code_is_in() -> None:
+    weight, seen = torch.ones(2), []
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        with outside_transforms():
+            seen.append((weight.sum().item(), torch._C._functorch.is_functorch_wrapped_tensor(weight + 1.0)))
+        return (x * weight).sum()
+
+    slopes = torch.func.vmap(torch.func.grad(loss))(torch.ones(3, 2))
+    assert seen == [(2.0, False)]
+    assert torch.equal(slopes, torch.ones(3, 2))  # the transforms are back afterwards
