@@ -98,6 +98,16 @@ class ContractItem(pytest.Function):
         reproduce = command(self.config, self.nodeid)
         pytest.fail(verdict_text(verdict, self.group.device, self.config.rootpath, reproduce), pytrace=False)
 
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
+        shown = super().repr_failure(excinfo)
+        crash = getattr(shown, "reprcrash", None)
+        if crash is not None and isinstance(excinfo.value, pytest.fail.Exception) and not excinfo.value.pytrace:
+            # pytest's summary shows this whole on CI servers and with -vv, JUnit as the message: one line, at the contract.
+            path, line, _ = self.reportinfo()
+            crash.path, crash.lineno = str(path), (line or 0) + 1
+            crash.message = crash.message.partition("\n")[0]
+        return shown
+
     def _must_be_judged(self) -> bool:
         """Whether this item is the one that fails because nothing of its contract could be judged."""
         group = self.group

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -83,6 +84,28 @@ def resnet(name):
     assert max(map(len, shown.splitlines())) < 2500
     assert project.report["findings"][0]["seen"].startswith("\x1b[31mred")
     assert "\\x1b[31mred" in (project.path / "junit.xml").read_text("utf-8")
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["here", "worker"])
+def test_on_a_ci_server_the_short_summary_has_a_line_for_a_failure(project, monkeypatch, plain):
+    # There pytest shortens no message; ours has seven lines, which stand above already.
+    monkeypatch.setenv("CI", "true")
+    project.write("@ampcheck.contract(devices='cpu', select='AMP102')\ndef bad():\n    return {'AMP102': 'failed'}\n")
+    alone = () if plain else ("-n", "1", "-p", "no:randomly", "-p", "no:timeout")
+    shown = project.judge("--junit-xml=junit.xml", *alone, process=True, plugins=not plain).stdout.str()
+    summary = shown.partition("short test summary info")[2].splitlines()[1:-1]
+    (line,) = summary
+    node = "test_amp.py::bad[cpu-AMP102-clip-scaled-gradients]"
+    assert line == f"FAILED {node} - Failed: AMP102 clip-scaled-gradients    test_amp.py::bad [cpu]"
+    assert shown.count("  reproduce ") == 1
+    (failure,) = ET.parse(project.path / "junit.xml").iter("failure")
+    assert "\n" not in failure.attrib["message"]
+    assert "reproduce" in (failure.text or "")
+
+
+def test_a_line_for_a_failure_names_the_contract_and_its_place(project):
+    project.write("@ampcheck.contract(devices='cpu', select='AMP102')\ndef bad():\n    return {'AMP102': 'failed'}\n")
+    project.judge("--tb=line").stdout.fnmatch_lines(["*test_amp.py:[45]: Failed: AMP102 clip-scaled-gradients*"])
 
 
 def test_hostile_text_crosses_to_the_controller(project):
