@@ -117,6 +117,8 @@ def judge(
     evidence.environment = environment(device)
     report.costs = list(spec.costs.values())
     report.facts = {"scale": _scale_history(evidence.trace), "notes": sorted(set(evidence.not_run.values()))}
+    if evidence.natural.notes.get("patience"):
+        report.facts["notes"].append(evidence.natural.notes["patience"])
     if evidence.precision is not None:
         report.facts["optimizer state"] = table(evidence.precision)
     report.facts["headroom"] = {policy: headroom(one) for policy, one in evidence.parity.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from ampcheck.policy import Policy
@@ -36,6 +38,36 @@ class ScheduleProbe(Probe):
         event.data["groups"] = {i: groups(recorder.optimizers[i]) for i in event.get("optimizers", ())}
 
 
+class Patience(Stage):
+    """Ends a run before a call that the time limit would cut short: a slow step is judged by the calls that fit.
+
+    Args:
+        limit: seconds that the run may take; None is any.
+        clock: tells the time, in seconds.
+    """
+
+    def __init__(self, limit: float | None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.limit, self.clock = limit, clock
+        self.began = self.last = clock()
+        self.slowest = 0.0
+        self.note: str | None = None
+
+    def before_call(self, built: Built, call: int) -> None:
+        self.last = self.clock()
+
+    def after_call(self, built: Built, call: int) -> bool:
+        now = self.clock()
+        self.slowest = max(self.slowest, now - self.last)
+        most = built.training.most_calls
+        if self.limit is None or call + 1 >= most or now - self.began + 1.25 * self.slowest <= self.limit:
+            return False
+        self.note = (
+            f"judged by {call + 1} of {most} calls of the step, which take up to {self.slowest:.3g} s: no more fit in "
+            f"{self.limit:g} s (ampcheck_timeout, or timeout= of the contract)"
+        )
+        return True
+
+
 def natural(spec: Spec) -> Run:
     """Run the contract as written, every op of it watched.
 
@@ -56,8 +88,10 @@ def natural(spec: Spec) -> Run:
 def _unwatched(spec: Spec) -> Run:
     with watch_casts() as sites:
         state = PrecisionProbe(sites)
-        stage, probes = Together(state, *spec.beside), [ScheduleProbe(), state, *spec.beside]
+        patience = Patience(spec.timeout)
+        stage, probes = Together(state, *spec.beside, patience), [ScheduleProbe(), state, *spec.beside]
         run = spec.run("natural", Policy(), calls=None, probes=probes, inspect_graph=True, stage=stage)
+    run.notes["patience"] = patience.note
     run.notes["precision"] = state.result
     return run
 
@@ -66,9 +100,11 @@ def _watched(spec: Spec) -> Run:
     flow, census, outline = FlowStage(), CensusStage(), OutlineStage()
     with watch_casts() as sites:
         state = PrecisionProbe(sites)
-        stage = Together(census, flow, state, outline, *spec.beside)
+        patience = Patience(spec.timeout)
+        stage = Together(census, flow, state, outline, *spec.beside, patience)
         probes = [ScheduleProbe(), census.probe, state, outline.probe, *spec.beside]
         run = spec.run("natural", Policy(), calls=None, probes=probes, inspect_graph=True, stage=stage)
+    run.notes["patience"] = patience.note
     run.notes["flow"], run.notes["precision"], run.notes["census"] = flow.flow, state.result, census.census
     run.notes["outline"] = outline.probe.outline
     return run

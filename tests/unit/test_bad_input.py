@@ -11,6 +11,7 @@ import torch
 
 import ampcheck
 from ampcheck.findings import Report
+from ampcheck.scenarios.natural import Patience
 
 MODEL = torch.nn.Linear(4, 4)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
@@ -79,6 +80,32 @@ def test_a_step_that_hangs() -> None:
         return step
 
     assert "took longer than 1 s" in only_finding(run(build, timeout=1))
+
+
+def test_a_slow_step_is_judged_by_the_calls_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(Patience.__init__, "__defaults__", (lambda: clock[0],))
+
+    def build() -> Callable[[], float]:
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> float:
+            clock[0] += 80
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(torch.ones(2, 4)).float().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return step
+
+    report = run(build)
+    assert [f for f in report.findings if f.level == "error"] == []
+    (note,) = [note for note in report.contracts[0].facts["notes"] if "judged by" in note]
+    assert note.startswith("judged by 3 of 6 calls of the step, which take up to 80 s: no more fit in 300 s")
+    assert all("judged by" not in note for note in run(build, timeout=3000).contracts[0].facts["notes"])
 
 
 def test_a_contract_that_shares_its_model() -> None:
