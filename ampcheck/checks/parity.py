@@ -47,7 +47,12 @@ def _judge(evidence: Evidence, quantity: Quantity, what: str, fix: str = "") -> 
         yield NotRun(f"no {quantity} to compare{why}")
         return
     worst = max(judged, key=lambda j: (j.state == "excess", j.state == "once", j.headroom))
-    if worst.state == "excess":
+    if worst.state == "excess" and parity.reordered:
+        yield Inconclusive(
+            f"{_named(worst, what)} meets other random numbers than in FP32: hooks of the backward draw from one generator, and casts "
+            "change autograd's order; give each parameter a generator of its own, or draw after the backward"
+        )
+    elif worst.state == "excess":
         yield Fault(_seen(parity, worst, what), parity.part_site or parity.site, fix=fix, evidence=_facts(parity, worst))
     elif worst.state == "once":
         yield Inconclusive(

@@ -22,7 +22,7 @@ from ampcheck.scenarios.comparable import calls_for, coarsest, entered, obstacle
 from ampcheck.scenarios.drive import Built, Run
 from ampcheck.scenarios.kernels import LossyKernels
 from ampcheck.scenarios.numbers import DoubledSeeds, is_scale
-from ampcheck.scenarios.parting import Listener, first_parting, listening
+from ampcheck.scenarios.parting import Listener, first_parting, listening, reordered
 from ampcheck.scenarios.spec import Spec
 from ampcheck.scenarios.teacher import SEED, Lesson, Pupil, Teacher
 from ampcheck.scenarios.yardstick import Grid, Rounding, Yardstick
@@ -266,6 +266,7 @@ class _Measurement:
         listen(judged, self._in_16_bits(), self.scales, lambda built: DrawInFP32())
         for draw, listener in enumerate(rounded):
             self._rounded(cast("Yardstick", excess.yardstick), draw + 1, calls, listener)
+        self.parity.reordered = reordered(plain, judged)
         found = first_parting(plain, judged, rounded, self.parity.unit_roundoff)
         if found is not None:
             self.parity.part = f"{found.op} in {found.module}" if found.module else found.op

@@ -20,7 +20,7 @@ from ampcheck.trace.place import place
 from ampcheck.trace.randomness import is_random
 from ampcheck.trace.recorder import Recorder
 
-__all__ = ["Listener", "Sample", "first_parting", "listening"]
+__all__ = ["Listener", "Sample", "first_parting", "listening", "reordered"]
 
 #: Elements of a result that are looked at.
 _ELEMENTS = 1024
@@ -29,6 +29,7 @@ _MOST = 4096
 #: How many times the yardstick a result may deviate.
 _LIMIT = 12.0
 Key = tuple[str, str, int]
+Draw = tuple[str, tuple[int, ...], str]
 
 
 @dataclass
@@ -47,28 +48,34 @@ class Listener:
 
     Args:
         unit: the judged stretch of calls to listen in.
+        draws: what was drawn from a generator, in order: the op, the size, and in a gradient hook the parameter it was for.
     """
 
     unit: int
     samples: dict[Key, Sample] = field(default_factory=dict)
+    draws: list[Draw] = field(default_factory=list)
 
     def mode(self, built: Built) -> TorchDispatchMode:
         """The dispatch mode that listens; the innermost of all, so that it hears results as they are used."""
         names: dict[int, str] = {}
-        for path, root in built.reach().modules.items():
+        reached = built.reach()
+        for path, root in reached.modules.items():
             names.update((id(m), name or path) for name, m in root.named_modules())
-        return _Listen(self.samples, built.recorder, names)
+        return _Listen(self, built.recorder, reached.names() | names)
 
 
 class _Listen(TorchDispatchMode):
-    def __init__(self, samples: dict[Key, Sample], recorder: Recorder, names: dict[int, str]) -> None:
+    def __init__(self, listener: Listener, recorder: Recorder, names: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.samples, self.recorder, self.names = samples, recorder, names
+        self.samples, self.draws, self.recorder, self.names = listener.samples, listener.draws, recorder, names
         self.counts: dict[tuple[str, str], int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         value = result[0] if isinstance(result, (tuple, list)) and result else result
+        if is_random(func) and isinstance(value, torch.Tensor) and len(self.draws) < _MOST:
+            leaf = getattr(torch._C._current_autograd_node(), "variable", None)  # of the node that accumulates a gradient
+            self.draws.append((func._schema.name, tuple(value.shape), self.names.get(id(leaf), "")))
         if (
             self.recorder.engine_depth == 0
             and isinstance(value, torch.Tensor)
@@ -135,6 +142,15 @@ def first_parting(reference: Listener, judged: Listener, draws: list[Listener], 
         if deviation > _LIMIT * max(rounding, unit_roundoff):
             return seen
     return None
+
+
+def reordered(reference: Listener, judged: Listener) -> bool:
+    """Whether the same random numbers are asked for in another order, so that each goes to something else.
+
+    Autograd's order among gradients that are ready at the same time is its own, and casts change it: hooks that draw from one
+    generator meet other numbers then.
+    """
+    return reference.draws != judged.draws and sorted(reference.draws) == sorted(judged.draws)
 
 
 def _relative(seen: torch.Tensor, expected: torch.Tensor) -> float:

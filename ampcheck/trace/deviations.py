@@ -116,6 +116,7 @@ class Parity:
         units: how many stretches of calls were judged.
         left_out: parameters that are not judged -> why.
         site: the line of the backward; `part` where the runs part, in words, `part_site` the line.
+        reordered: whether random numbers are drawn in another order than in FP32, which is looked at where there is an excess.
         not_numbers: labels of returned numbers that are the scale, or come from a gradient.
         costs: calls made for it, by kind of run.
     """
@@ -132,6 +133,7 @@ class Parity:
     site: Any = None
     part: str = ""
     part_site: Any = None
+    reordered: bool = False
     not_numbers: set[str] = field(default_factory=set)
     scale: float | None = None
 

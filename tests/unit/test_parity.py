@@ -281,6 +281,24 @@ def test_a_batch_that_cannot_judge_is_inconclusive() -> None:
     assert "larger batch" in result.reason
 
 
+def test_noise_of_gradient_hooks_that_autograd_runs_in_another_order_is_inconclusive() -> None:
+    """Casts change the order in which gradients are ready, and hooks that draw from one generator meet other numbers."""
+
+    def build(own: bool) -> Step:
+        torch.manual_seed(3)
+        model = net(act=nn.Tanh())
+        shared = torch.Generator().manual_seed(1)
+        for at, p in enumerate(model.parameters()):
+            generator = torch.Generator().manual_seed(at) if own else shared
+            p.register_hook(lambda g, generator=generator: g + 0.1 * torch.randn(g.shape, generator=generator))
+        return loop(model, dtype=torch.bfloat16, scale=None)
+
+    found = verdicts(measured(lambda: build(own=False))[0])
+    assert {id for id, result in found.items() if isinstance(result, (Fault, Inconclusive))} == {"AMP502", "AMP503", "AMP504"}
+    assert all("other random numbers" in found[id].reason for id in ("AMP502", "AMP503", "AMP504"))
+    assert faults(measured(lambda: build(own=True))[0]) == []
+
+
 def test_what_a_kernel_loses_by_itself_is_noted_and_fails_nobody() -> None:
     """On the CPU the backward of layer_norm sums the gradients of its parameters in 16 bits."""
 
