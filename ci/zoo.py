@@ -1,11 +1,11 @@
 """Parity over a zoo of models: correct loops must be left alone, planted faults must be named.
 
     python ci/zoo.py OUT.jsonl [--device cuda] [--libraries own torchvision timm transformers] [--models NAME ...]
-                     [--faults] [--whole] [--repeats N] [--seconds N]
+                     [--faults] [--whole] [--repeats N] [--batch N] [--seconds N]
 
 Every model is trained by a correct loop in float16 (with a scaler at its default scale) and in bfloat16, and with `--faults` by
 four faulty ones. `--whole` lets every family judge, not the numeric ones alone. `--repeats` judges each correct loop that
-often: no verdict may change. It writes as it goes, goes on where it was stopped, and prints the tables at the end (`--seconds
+often: no verdict may change (0: the planted faults alone). `--batch` cuts the batches, for a CPU. It writes as it goes, goes on where it was stopped, and prints the tables at the end (`--seconds
 0`: of what there is).
 """
 
@@ -68,7 +68,12 @@ def with_low_norms(model: nn.Module) -> int:
     return count
 
 
-def build(entry: Entry, dtype: str, fault: str, device: str) -> Callable[[], Any]:
+def cut(data: dict[str, Any], batch: int | None) -> dict[str, Any]:
+    """The first samples of a batch."""
+    return data if batch is None else {k: v[:batch] if isinstance(v, Tensor | list) else v for k, v in data.items()}
+
+
+def build(entry: Entry, dtype: str, fault: str, device: str, batch: int | None = None) -> Callable[[], Any]:
     """A training step, correct but for the fault."""
     torch.manual_seed(7)
     model = entry.make().train()
@@ -78,7 +83,7 @@ def build(entry: Entry, dtype: str, fault: str, device: str) -> Callable[[], Any
     model = model.to(device)
     if fault == "no master weights":
         model = model.to(low)
-    data = entry.data(device)
+    data = cut(entry.data(device), batch)
     if fault == "no master weights":
         data = {k: v.to(low) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in data.items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -103,7 +108,7 @@ def build(entry: Entry, dtype: str, fault: str, device: str) -> Callable[[], Any
 def whole(make_step: Callable[[], Any], device: str, name: str) -> dict[str, Any]:
     """Judge by every family, as a user's contract is."""
     began = time.perf_counter()
-    report = ampcheck.check(make_step, device=device, name=name)
+    report = ampcheck.check(make_step, device=device, name=name, timeout=3600.0)
     numeric_verdicts = [v for v in report.verdicts if v.check.startswith("AMP5")]
     return {
         "errors": {f.id: f.seen for f in report.findings if f.level == "error"},
@@ -177,6 +182,7 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--batch", type=int, help="samples at most")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     options = parser.parse_args()
     if options.device == "cpu":
@@ -184,13 +190,14 @@ def main() -> None:
     rows, began = Rows(options.out), time.monotonic()
     for model, entry, dtype, fault, repeat in jobs(options.libraries, options.models, options.faults, options.repeats):
         key = f"{model} {dtype} {fault or 'correct'} {options.device} {'whole ' if options.whole else ''}{repeat}"
+        key += f" of {options.batch}" if options.batch else ""
         if key in rows:
             continue
         if time.monotonic() - began > options.seconds:
             break
         judge = whole if options.whole else numeric
         try:
-            row = judge(lambda: build(entry, dtype, fault, options.device), options.device, key)  # noqa: B023
+            row = judge(lambda: build(entry, dtype, fault, options.device, options.batch), options.device, key)  # noqa: B023
         except Exception as error:  # the next model may do better
             row = {
                 "errors": {},

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampcheck._compat import outside_transforms
 from ampcheck.findings import Location
 from ampcheck.trace import graph
+from ampcheck.trace.digest import digest
 from ampcheck.trace.events import Event, OptimizerInfo, Raised, Trace
 from ampcheck.trace.ledger import Ledger
 from ampcheck.trace.patches import PatchSet
@@ -81,6 +82,7 @@ class Recorder:
         self.scaler_watch = ScalerWatch(self)
         self.regions = Regions()
         self._stepping: list[int] = []
+        self.nested = 0
         self._wrappers: list[tuple[Any, int]] = []
         self.engine_depth = 0
         self.create_graph = False
@@ -279,8 +281,9 @@ class Recorder:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         index = self.optimizer_index(optimizer)
-        if index in self._stepping:  # step() of a subclass calls super().step()
+        if index in self._stepping:  # step() of a subclass calls super().step(), or a wrapper's the one of what it wraps
             self._stepping.append(index)
+            self.nested += 1
             return None
         self._stepping.append(index)
         event = self.emit("optimizer_step", optimizer=index, took=None)
@@ -319,13 +322,15 @@ class Recorder:
             (
                 self.trace.events[i]
                 for i in reversed(self.open)
-                if self.trace.events[i].kind == "optimizer_step" and self.trace.events[i].optimizer == index
+                if self.trace.events[i].kind in ("optimizer_step", "step_asked") and self.trace.events[i].optimizer == index
             ),
             None,
         )
         if event is None:
             return
         self.open.remove(event.index)
+        if event.kind == "step_asked":
+            return
         found_inf = getattr(optimizer, "found_inf", None)
         event.data["took"] = not (isinstance(found_inf, torch.Tensor) and bool(found_inf.any()))
         if event.get("closure") and "grads" not in event.data:
@@ -341,12 +346,16 @@ class Recorder:
             return
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            before = len(self.trace.events)
+            before, nested = len(self.trace.events), self.nested
+            stands_in = [index for wrapper, index in self._wrappers if wrapper is optimizer]
+            old = digest(self.parameters(stands_in[0])) if stands_in else ()
             self._before_step(optimizer, (optimizer, *args), kwargs)
             result = step(*args, **kwargs)
             known = [e for e in self.trace.events[before:] if e.kind == "optimizer_step"]
             if len(known) > 1:  # it only wraps a torch optimizer, which has reported by itself
                 known[0].kind = "optimizer_wrapper"
+            elif stands_in and self.nested == nested and digest(self.parameters(stands_in[0])) == old:
+                known[0].kind = "step_asked"  # it notes that the scaler found no inf; the one it stands for steps later
             self._after_step(optimizer, args, kwargs)
             return result
 

@@ -139,11 +139,13 @@ class ScalerWatch:
                 probe.scaler_step(self.recorder, event, optimizer, True)
             result = original(*args, **kwargs)
         inner = [e for e in self.recorder.trace.events[before + 1 :] if e.kind == "optimizer_step" and e.optimizer == which]
-        event.data["took"] = any(e.get("took") for e in inner)
+        asked = any(e.kind == "step_asked" and e.optimizer == which for e in self.recorder.trace.events[before + 1 :])
+        event.data["took"] = asked or any(e.get("took") for e in inner)
         event.data["done"] = True
         if self.recorder.trace.scalers[index].custom:
             event.data["before"], event.data["after"] = scale_before, self.current_scale(scaler)
-        self.recorder.ledger.used(self.recorder.parameters(which), which)
+        if not asked:
+            self.recorder.ledger.used(self.recorder.parameters(which), which)
         for probe in self.recorder.probes:
             probe.scaler_step(self.recorder, event, optimizer, False)
         if self.recorder.trace.scalers[index].custom and not self.has_update(scaler):
