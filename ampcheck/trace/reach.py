@@ -106,6 +106,8 @@ def _walk(o: Any, path: str, found: Reached, seen: set[int], depth: int) -> None
         _walk(o.__func__, path, found, seen, depth + 1)
     elif isinstance(o, functools.partial):
         _walk([o.func, o.args, o.keywords], path, found, seen, depth + 1)
+    elif isinstance(o, types.FunctionType) and (o.__module__ or "").startswith("ampcheck.trace."):
+        _walk(getattr(o, "__wrapped__", None), path, found, seen, depth + 1)  # the recorder watches it: not into the recorder
     elif isinstance(o, types.FunctionType):
         _function(o, path, found, seen, depth)
     elif not type(o).__module__.startswith(("torch._", "torch.fx", "torch.autograd", "torch.utils.hooks")):

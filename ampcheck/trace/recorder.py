@@ -330,6 +330,9 @@ class Recorder:
             return
         self.open.remove(event.index)
         if event.kind == "step_asked":
+            event.data["took"] = False
+            for probe in self.probes:
+                probe.optimizer_step(self, event, optimizer, False)
             return
         found_inf = getattr(optimizer, "found_inf", None)
         event.data["took"] = not (isinstance(found_inf, torch.Tensor) and bool(found_inf.any()))
@@ -359,5 +362,6 @@ class Recorder:
             self._after_step(optimizer, args, kwargs)
             return result
 
+        watched.__wrapped__ = step  # type: ignore[attr-defined]
         with contextlib.suppress(AttributeError):
             self.patches.set(optimizer, "step", watched)

@@ -76,6 +76,7 @@ class ScalerWatch:
             finally:
                 self._inside.discard(key)
 
+        wrapper.__wrapped__ = bound  # type: ignore[attr-defined]
         return wrapper
 
     def _init(self, scaler: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> None:

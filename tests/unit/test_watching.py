@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import ampcheck
+from ampcheck.trace.reach import reach
+from ampcheck.trace.recorder import Probe, Recorder
 
 
 def build(fails_under_modes: bool) -> Callable[[], None]:
@@ -40,3 +42,23 @@ def test_a_step_that_raises_only_while_it_is_watched_is_judged_unwatched() -> No
 def test_a_watched_step_is_judged_by_its_ops() -> None:
     found = {v.check: v for v in ampcheck.check(lambda: build(False), device="cpu").verdicts}
     assert found["AMP306"].outcome == "passed"
+
+
+class Foreign:
+    """An optimizer that is not torch's, whose `step` the recorder replaces on the object itself."""
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self.param_groups = [{"params": parameters, "lr": 0.1}]
+        slow = torch.zeros(2)
+        self.step = lambda: slow.add_(1.0)
+
+
+def test_a_walk_over_a_watched_object_finds_what_is_its_own_and_nothing_of_the_recorder() -> None:
+    optimizer = Foreign([torch.ones(3, requires_grad=True)])
+    before = set(map(id, reach(("step", optimizer)).tensors.values()))
+    recorder = Recorder([Probe()])
+    recorder.probes[0].kept = torch.zeros(5)  # type: ignore[attr-defined]
+    with recorder:
+        recorder.optimizer_index(optimizer)
+        assert set(map(id, reach(("step", optimizer)).tensors.values())) == before
+    assert len(before) == 2
