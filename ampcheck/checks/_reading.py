@@ -142,6 +142,7 @@ def thrown_away(trace: Trace) -> tuple[list[Event], Location | None] | None:
         if (
             len(window) < 2
             or not divided
+            or _closure_of(trace, window[0], optimizer) is not None  # the closure is run again and again
             or len({e.site for e in window}) != 1
             or not all(e.get("cleared") for e in window[1:])
         ):
@@ -155,17 +156,35 @@ def thrown_away(trace: Trace) -> tuple[list[Event], Location | None] | None:
 
 
 def windows(trace: Trace) -> list[tuple[int, list[Event]]]:
-    """For each optimizer step: which optimizer, and the backwards since its last one that added to its gradients."""
+    """For each optimizer step: which optimizer, and the backwards since its last one that added to its gradients.
+
+    A backward in the closure of a step belongs to that step.
+    """
     windows: list[tuple[int, list[Event]]] = []
     pending: dict[int, list[Event]] = {}
+    begun: dict[int, list[Event]] = {}
     for event in trace.events:
         if event.kind == "backward" and event.get("accumulates"):
             for optimizer in event.get("optimizers", ()):
-                pending.setdefault(optimizer, []).append(event)
+                step = _closure_of(trace, event, optimizer)
+                window = pending.setdefault(optimizer, []) if step is None else begun[step.index]
+                window.append(event)
         elif event.kind in ("scaler_step", "optimizer_step") and event.optimizer is not None:
-            if event.kind == "optimizer_step" and trace.inside(event, "scaler_step"):
-                continue
-            window = pending.pop(event.optimizer, [])
-            if window:
-                windows.append((event.optimizer, window))
-    return windows
+            driver = trace.inside(event, "scaler_step") if event.kind == "optimizer_step" else None
+            if driver is None or driver.index not in begun:
+                windows.append((event.optimizer, pending.pop(event.optimizer, [])))
+                begun[event.index] = windows[-1][1]
+            else:
+                begun[event.index] = begun[driver.index]
+    return [(optimizer, window) for optimizer, window in windows if window]
+
+
+def _closure_of(trace: Trace, backward: Event, optimizer: int) -> Event | None:
+    """The step of that optimizer in whose closure the backward is called, if it is."""
+    parent = backward.parent
+    while parent is not None:
+        outer = trace.events[parent]
+        if outer.kind == "optimizer_step" and outer.optimizer == optimizer:
+            return outer
+        parent = outer.parent
+    return None
