@@ -200,7 +200,7 @@ def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iter
     from ampcheck.scenarios.gain import gain
     from ampcheck.scenarios.natural import needed_calls, recovery
     from ampcheck.scenarios.origin import calls_in_doubt, overflow_origin
-    from ampcheck.scenarios.overflow import overflow
+    from ampcheck.scenarios.overflow import overflow, scaled_only
     from ampcheck.scenarios.parity import parity
     from ampcheck.scenarios.precision import precision
     from ampcheck.scenarios.resume import resume
@@ -214,6 +214,7 @@ def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iter
     for e in trace.of("unscale"):
         if e.optimizer is not None and e.optimizer in by_hand and e.scaler is not None and e.get("enabled"):
             drivers[e.optimizer] = e.scaler
+    loose = {i: s for i, s in scaled_only(trace).items() if i not in drivers}
     usable = trace.calls if trace.raised is None else trace.raised.call
     doubt = calls_in_doubt(evidence.natural)
 
@@ -242,7 +243,7 @@ def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iter
 
     def run_overflow() -> None:
         windows = sum(1 for e in trace.of("update") if e.get("new_scale") is None) or len(list(trace.of("scaler_step")))
-        evidence.overflow = overflow(spec, drivers, windows)
+        evidence.overflow = overflow(spec, drivers, windows, loose)
 
     def run_resume() -> None:
         evidence.resume = resume(spec)
@@ -251,8 +252,9 @@ def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iter
         evidence.recovery = recovery(spec, 40)
 
     yield "exact", run_exact
-    if drivers:
+    if drivers or loose:
         yield "overflow", run_overflow
+    if drivers:
         yield "scaler", lambda: scaler_discrepancies(spec, evidence)
     if evidence.declared.get("state_dict_site") is not None or evidence.declared.get("resumable"):
         if evidence.natural.notes.get("limit", 0) > 2:

@@ -1,11 +1,12 @@
 """Parity over a zoo of models: correct loops must be left alone, planted faults must be named.
 
     python ci/zoo.py OUT.jsonl [--device cuda] [--libraries own torchvision timm transformers] [--models NAME ...]
-                     [--faults] [--whole] [--repeats N] [--batch N] [--seconds N]
+                     [--faults] [--whole] [--repeats N] [--reseed] [--batch N] [--seconds N]
 
 Every model is trained by a correct loop in float16 (with a scaler at its default scale) and in bfloat16, and with `--faults` by
 four faulty ones. `--whole` lets every family judge, not the numeric ones alone. `--repeats` judges each correct loop that
-often: no verdict may change (0: the planted faults alone). `--batch` cuts the batches, for a CPU. It writes as it goes, goes on where it was stopped, and prints the tables at the end (`--seconds
+often: no verdict may change (0: the planted faults alone), with `--reseed` each
+time for another model and batch. `--batch` cuts the batches, for a CPU. It writes as it goes, goes on where it was stopped, and prints the tables at the end (`--seconds
 0`: of what there is).
 """
 
@@ -73,9 +74,9 @@ def cut(data: dict[str, Any], batch: int | None) -> dict[str, Any]:
     return data if batch is None else {k: v[:batch] if isinstance(v, Tensor | list) else v for k, v in data.items()}
 
 
-def build(entry: Entry, dtype: str, fault: str, device: str, batch: int | None = None) -> Callable[[], Any]:
+def build(entry: Entry, dtype: str, fault: str, device: str, batch: int | None = None, seed: int = 7) -> Callable[[], Any]:
     """A training step, correct but for the fault."""
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     model = entry.make().train()
     if fault == "16-bit statistics" and not with_low_norms(model):
         raise ValueError("this model has no norm to plant it in")
@@ -182,6 +183,7 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--reseed", action="store_true")
     parser.add_argument("--batch", type=int, help="samples at most")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     options = parser.parse_args()
@@ -191,13 +193,15 @@ def main() -> None:
     for model, entry, dtype, fault, repeat in jobs(options.libraries, options.models, options.faults, options.repeats):
         key = f"{model} {dtype} {fault or 'correct'} {options.device} {'whole ' if options.whole else ''}{repeat}"
         key += f" of {options.batch}" if options.batch else ""
+        seed = 7 + repeat if options.reseed else 7
+        key += f" from {seed}" if options.reseed else ""
         if key in rows:
             continue
         if time.monotonic() - began > options.seconds:
             break
         judge = whole if options.whole else numeric
         try:
-            row = judge(lambda: build(entry, dtype, fault, options.device, options.batch), options.device, key)  # noqa: B023
+            row = judge(lambda: build(entry, dtype, fault, options.device, options.batch, seed), options.device, key)  # noqa: B023
         except Exception as error:  # the next model may do better
             row = {
                 "errors": {},

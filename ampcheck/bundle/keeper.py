@@ -112,6 +112,8 @@ class Watch(Stage, Probe):
             index = event.optimizer
             if index is None:
                 return
+            if not entering and event.kind == "step_asked":
+                return
             if not entering:
                 self._close(index, taken=bool(event.get("took")))
             elif index not in self._open:

@@ -61,8 +61,11 @@ class _Reasoning:
             self.facts |= {"tensor": worst.name, "relative difference": worst.relative, "ratio": worst.ratio}
         self.phase = ""
         #: Whether each backward of the call began at something that was scaled.
-        backwards = evidence.trace.of("backward", call=found.call)
+        backwards = list(evidence.trace.of("backward", call=found.call))
         self.roots = [bool(e.get("scaled_by") or e.get("hand_scale")) for e in backwards]
+        #: The scalers whose scale the gradients of that optimizer carry.
+        adding = [e for e in backwards if found.optimizer in e.get("optimizers", ())]
+        self.scalers = {scaler for e in adding for scaler in e.get("scaled_by", ())}
         #: Whether an op was seen that divides by the scale.
         self.by_hand = found.factor is not None and abs(found.factor * found.scale - 1.0) < 1e-3
 
@@ -139,6 +142,12 @@ class _Reasoning:
                 "AMP110",
                 "the gradients carry the scale of another scaler than the one that steps their optimizer",
                 "scale, unscale and step the gradients of one optimizer with one scaler",
+            )
+        if len(self.scalers) > 1 and not found.writer:
+            return self.say(
+                "AMP110",
+                "the gradients of one optimizer carry the scales of several scalers, and one of them divides them all",
+                "scale every loss of one optimizer with the scaler that steps it",
             )
         hooked = bool(found.writer) and all(self.roots)  # all losses were scaled, and a hook was seen to change gradients
         if found.affine and not hooked:

@@ -233,13 +233,13 @@ def sensitive_op(evidence: Evidence) -> Iterator[Result]:
             not use.low
             or use.outputs[0] not in LOW
             or (use.op == "pow" and use.low == "bfloat16")
-            or (use.family == "reduction" and not use.long)
+            or (use.family == "reduction" and not use.long and not (use.squares and use.low == "float16"))
         ):
             continue
         if use.op in ("_softmax", "_log_softmax") and use.autocast != "off":
             notes.append(f"autocast on {use.device} leaves {name_of(use.op)}{inside(use)} in {use.low}")
             continue
-        long = f" of {use.long} terms" if use.long else ""
+        long = f" of {use.long} terms" if use.long else " of squares" if use.squares else ""
         yield Fault(
             f"{name_of(use.op)}{long}{inside(use)} runs in {use.low}",
             use.site,

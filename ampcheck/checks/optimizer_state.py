@@ -48,7 +48,7 @@ def state_dtype(evidence: Evidence) -> Iterator[Result]:
         if wide is None:
             dtype = held.slots[slot].dtype
             yield Inconclusive(f"{slot} of {optimizer.kind} is {dtype}; there is nothing to compare it with: {found.reason}")
-        elif wide not in LOW:
+        elif wide not in LOW and not _leftovers(found, index, slot):
             key = (index, slot, held.slots[slot].dtype)
             narrow.setdefault(key, []).append(held.name)
             sites.setdefault(key, found.made.get((index, j, slot)) or (held.site if held.low else None) or optimizer.site)
@@ -106,7 +106,7 @@ def state_bytes(evidence: Evidence) -> Iterator[Result]:
         for j, held in enumerate(optimizer.parameters):
             for slot, expected, source in _expected_bytes(found, index, j):
                 seen = held.slots[slot].nbytes if slot in held.slots else 0
-                if seen != expected:
+                if seen != expected and not _leftovers(found, index, slot):
                     yield Fault(
                         f"{slot} of {held.name} takes {seen} bytes in {optimizer.kind}; {source} {expected}",
                         found.made.get((index, j, slot)) or (held.site if held.low else None) or optimizer.site,
@@ -256,6 +256,11 @@ def step_counter(evidence: Evidence) -> Iterator[Result]:
                     found.made.get((index, j, "step")) or optimizer.site,
                 )
                 return
+
+
+def _leftovers(found: Precision, index: int, slot: str) -> bool:
+    """Whether a slot is the buffer of what rounding leaves over, which has the dtype of the weights by nature."""
+    return index in found.lost and found.lost[index].compensated == slot
 
 
 # -- reading the evidence -------------------------------------------------------------------------------------------

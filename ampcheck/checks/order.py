@@ -127,7 +127,7 @@ def step_outside_scaler(evidence: Evidence) -> Iterator[Result]:
             )
             return
     overflow = evidence.overflow
-    for planted in overflow.planted if overflow is not None else ():
+    for planted in [*overflow.planted, *overflow.loose] if overflow is not None else ():
         assert overflow is not None
         trace = overflow.run.trace
         for event in trace.of("optimizer_step", call=planted.call, optimizer=planted.optimizer):

@@ -138,6 +138,11 @@ class _Prober:
                 yield trial.differs("growth", "AMP208", "no backoff without an overflow", seen)
                 return
             if result.after > result.before:
+                if self.exact and _all_close(result.moves, -trial.slope * result.before / result.after):
+                    expected = f"gradients that were scaled by {result.before!r} are divided by it"
+                    seen = f"they are divided by {result.after!r}: the scale grows before the step"
+                    yield trial.differs("unscale", "AMP208", expected, seen)
+                    return
                 self.grown = trial
                 windows, count = [*windows, count], 0
                 factor = self.sure.get("growth_factor")

@@ -56,11 +56,15 @@ def settled_scales(evidence: Evidence) -> dict[int, float]:
 def _settled(trace: Trace) -> dict[int, float]:
     found: dict[int, float] = {}
     latest: dict[int, float] = {}
+    by_hand: dict[int, float] = {}
     for event in trace.events:
+        if event.kind == "optimizer_step" and event.get("took") and trace.inside(event, "scaler_step") is None:
+            by_hand |= latest | by_hand
         if event.scaler is None or not event.get("enabled"):
             continue
         if event.kind == "scale":
             latest[event.scaler] = event.get("scale")
         elif event.kind == "scaler_step" and event.get("took"):
             found.setdefault(event.scaler, latest.get(event.scaler) or event.get("before") or 1.0)
-    return found
+    stepping = {e.scaler for e in trace.of("scaler_step")}
+    return {scaler: scale for scaler, scale in by_hand.items() if scaler not in stepping} | found

@@ -19,7 +19,7 @@ from ampcheck.scenarios.natural import groups
 from ampcheck.scenarios.outside import Outside, Snapshot, digests, snapshot
 from ampcheck.scenarios.spec import Spec
 from ampcheck.trace.digest import local
-from ampcheck.trace.events import Event
+from ampcheck.trace.events import Event, Trace
 from ampcheck.trace.reach import Reached
 from ampcheck.trace.recorder import Probe, Recorder
 
@@ -73,11 +73,15 @@ class Planted:
 
 @dataclass
 class Overflow:
-    """The run, what was planted in it, and the averaged copies that moved in the skipped window."""
+    """The run, what was planted in it, and the averaged copies that moved in the skipped window.
+
+    `loose` are optimizers that a scaler neither unscales nor steps, although it has scaled their gradients.
+    """
 
     run: Run
     planted: list[Planted] = field(default_factory=list)
     averages: list[str] = field(default_factory=list)
+    loose: list[Planted] = field(default_factory=list)
 
 
 class PlantProbe(Probe):
@@ -354,15 +358,35 @@ class _Keep(Stage):
         self.probe.finish(built.recorder)
 
 
-def overflow(spec: Spec, drivers: dict[int, int], windows: int) -> Overflow:
+def scaled_only(trace: Trace) -> dict[int, int]:
+    """Optimizers that are stepped by hand with nothing but scaled gradients: index -> that of the one scaler that scaled them."""
+    found: dict[int, set[int | None]] = {}
+    for event in trace.events:
+        scalers = event.get("scaled_by") if event.kind == "backward" else None
+        for index in event.get("optimizers", ()) if scalers is not None else ():
+            found.setdefault(index, set()).update(scalers or {None})
+    stepped = {e.optimizer for e in trace.steps if trace.inside(e, "scaler_step") is None}
+    known = {e.optimizer for e in trace.of("unscale", "scaler_step")}
+    single = {i: next(iter(s)) for i, s in found.items() if len(s) == 1 and i in stepped - known}
+    return {index: scaler for index, scaler in single.items() if scaler is not None and trace.scalers[scaler].enabled}
+
+
+def overflow(spec: Spec, drivers: dict[int, int], windows: int, loose: dict[int, int] | None = None) -> Overflow:
     """Run the contract with one planted overflow.
 
     Args:
         spec: the contract.
         drivers: optimizer index -> scaler index, from the natural run.
         windows: how many scaler windows the natural run had.
+        loose: the same for optimizers of `scaled_only`.
     """
-    probe = PlantProbe(drivers, clean=0 if windows < 2 else 1 if windows < 5 else 2)
+    probe = PlantProbe(drivers | (loose or {}), clean=0 if windows < 2 else 1 if windows < 5 else 2)
     run = spec.run("overflow", Policy("float32"), calls=None, probes=[probe], stage=_Keep(probe))
     probe.built = None
-    return Overflow(run, list(probe.planted.values()), probe.averages)
+    planted = probe.planted.values()
+    return Overflow(
+        run,
+        [p for p in planted if p.optimizer in drivers],
+        probe.averages if drivers else [],
+        [p for p in planted if p.optimizer not in drivers],
+    )

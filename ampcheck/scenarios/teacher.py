@@ -98,7 +98,7 @@ class _Unit(Stage, Probe):
             if before is not None:
                 now = recorder.parameters(index)
                 self.updates(index, ordinal, now, [plain(p).float() - b.float() for p, b in zip(now, before, strict=True)])
-        else:
+        elif event.kind == "optimizer_step":
             self._over = True
 
     def scaler_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:

@@ -52,6 +52,7 @@ class CensusTaker(Probe):
         self._casts: dict[tuple[int, int, bool], tuple[int, str, Location | None]] = {}
         self._once: set[tuple[Any, ...]] = set()
         self._passed: set[str] = set()
+        self._unlinked: dict[int, Stale] = {}
         self._tags = Provenance()
         self._main = threading.get_ident()
 
@@ -79,6 +80,7 @@ class CensusTaker(Probe):
         """Take the census of what runs inside: in this thread, in autograd's, and in modules that other threads call."""
         assert self._recorder is not None
         self._links.clear()
+        self._unlinked.clear()
         self._recorder.regions.begin()
         entered: dict[int, tuple[torch.nn.Module, _Watch]] = {}
 
@@ -122,9 +124,11 @@ class CensusTaker(Probe):
         return census
 
     def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
-        if not entering and event.get("took") and event.optimizer is not None:
-            for p in recorder.parameters(event.optimizer):
+        for p in () if event.optimizer is None else recorder.parameters(event.optimizer):
+            if not entering and event.get("took"):
                 self._epochs[id(p)] = self._epochs.get(id(p), 0) + 1
+            elif entering and p.grad is None and id(p) in self._unlinked:  # all that the forward had of a weight to be trained
+                self.census.stale.append(self._unlinked.pop(id(p)))
 
     def scaled(self, recorder: Recorder, event: Event, value: Any) -> None:
         """Note the dtypes of the losses that a scaler is given: their product with the scale is FP32."""
@@ -175,18 +179,17 @@ class CensusTaker(Probe):
             self._trace(plan, args, out[0] if len(out) == 1 else result, graph)
         if plan.family == "norm":
             self._norm(plan, args, kwargs, out, result)
-        elif plan.family and (plan.family == "matmul" or (graph and self._remarkable(plan, given, out))):
+            return
+        squares = plan.family == "reduction" and self._tags.holds_powers(args)
+        if plan.family and (plan.family == "matmul" or (graph and kernels.remarkable(plan, args, given, out, squares))):
             use = self._use(plan, args, kwargs, given, out, result, graph)
             if (graph and node is None) or use.phase == "recompute":
                 if len(self._links) < _LINKS:
                     self._links[torch._C._autograd._get_sequence_nr() - 1] = use
                 if plan.family == "matmul":
                     self._operands(plan, given, use)
-
-    def _remarkable(self, plan: Plan, given: list[torch.Tensor], out: list[torch.Tensor]) -> bool:
-        if plan.family == "reduction":  # the last reduction of a loss, or a long one
-            return out[0].dtype in LOW_DTYPES and (out[0].numel() == 1 or bool(kernels.long_sum(plan, given, out)))
-        return plan.family == "loss" or out[0].dtype in LOW_DTYPES or plan.base.startswith("log")
+            elif plan.family == "matmul" and node is None and torch.is_grad_enabled():
+                self._operands(plan, given, use, graph=False)
 
     def _place(self) -> Place:
         recorder = self._recorder
@@ -226,6 +229,7 @@ class CensusTaker(Probe):
                 use.odd_flops, use.dims = use.odd_flops + flops, use.dims or dims
         elif plan.family == "reduction":
             use.long = max(use.long, kernels.long_sum(plan, given, out))
+            use.squares |= self._tags.holds_powers(args)
         elif plan.family in ("loss", "sensitive"):
             tag = self._tags.of(args[0])
             if tag is not None and tag.kind in ("probability", "log-probability"):
@@ -235,8 +239,8 @@ class CensusTaker(Probe):
     def _name(self, module: Any) -> str:
         return "" if module is None else self._modules.get(module, "") or type(module).__name__
 
-    def _operands(self, plan: Plan, given: list[torch.Tensor], use: OpUse) -> None:
-        """Does a matmul use a copy of weights that cannot stand for them?"""
+    def _operands(self, plan: Plan, given: list[torch.Tensor], use: OpUse, graph: bool = True) -> None:
+        """Does a matmul use a copy of weights that cannot stand for them? One outside of any graph may not be meant to."""
         for tensor in given:
             tag = self._tags.of(tensor)
             if tag is None or tag.kind != "weights" or tensor.dtype not in LOW_DTYPES:
@@ -244,11 +248,15 @@ class CensusTaker(Probe):
             why = ""
             if not tag.grad and not tensor.requires_grad:
                 why = "no-grad"
-            elif tag.epoch != self._epoch(tag.weights):
+            elif graph and tag.epoch != self._epoch(tag.weights):
                 why = "stepped"
             if why and (why, tag.name) not in self._once:
-                self._once.add((why, tag.name))
-                self.census.stale.append(Stale(why, tag.name, short(tensor.dtype), plan.base, use.where, use.site, use.call))
+                stale = Stale(why, tag.name, short(tensor.dtype), plan.base, use.where, use.site, use.call)
+                if graph:
+                    self._once.add((why, tag.name))
+                    self.census.stale.append(stale)
+                else:
+                    self._unlinked.update(dict.fromkeys(tag.weights, stale))
 
     # -- where tensors come from ----------------------------------------------------------------------------------------
 
@@ -263,19 +271,10 @@ class CensusTaker(Probe):
             self._tags.set(out, Tag("log-probability" if name == "_log_softmax" else "probability", short(out.dtype)))
         elif name in ("mul", "div", "add", "sub") and plan.name == name and self._parameters:
             self._derived(args, out)
-        if self._tags and name in (
-            "clamp",
-            "clamp_min",
-            "clamp_max",
-            "add",
-            "sub",
-            "rsub",
-            "gather",
-            "index",
-            "clone",
-            "_to_copy",
-        ):
-            tag = self._tags.of(x)
+        if self._tags and (name in kernels.PASSING or (name == "mul" and len(args) > 1)):
+            tag = self._tags.of(x) or (None if name != "mul" else self._tags.of(args[1]))
+            if name == "mul" and any(t.requires_grad and self._tags.of(t) != tag for t in floats(args)):
+                tag = None  # weighed by what is not trained, such as labels, it is still one
             if tag is not None and tag.kind in ("probability", "log-probability"):
                 self._tags.set(out, tag)
         for tag in self._tags.follow_moment(name, args, result):

@@ -14,7 +14,10 @@ from torch.utils.flop_counter import flop_registry
 
 from ampcheck.trace.flow import MATMULS
 
-__all__ = ["VIEWS", "Plan", "coarse_step", "dims_of", "floats", "flops_of", "in_rms_norm", "kind_of", "long_sum"]
+__all__ = [
+    "PASSING", "VIEWS", "Plan", "coarse_step", "dims_of", "exact_power", "floats", "flops_of", "in_rms_norm", "kind_of", "long_sum",
+    "remarkable",
+]  # fmt: skip
 
 NORMS = frozenset(
     {
@@ -48,6 +51,8 @@ _TRACED = frozenset(
         "index", "where", "addcdiv", "addcmul",
     }
 )  # fmt: skip
+#: Ops that leave a probability one: its logarithm is no better than it.
+PASSING = frozenset({"clamp", "clamp_min", "clamp_max", "add", "sub", "rsub", "gather", "index", "clone", "_to_copy"})
 #: Ops that only look at a tensor differently, or make an empty one: they say nothing about precision.
 VIEWS = frozenset(
     {
@@ -115,6 +120,23 @@ def long_sum(plan: Plan, given: list[torch.Tensor], out: list[torch.Tensor]) -> 
     """How many terms a long sum adds up; 0 for any other."""
     terms = given[0].numel() // max(1, out[0].numel()) if plan.base == "sum" and given else 0
     return terms if terms >= LONG_SUM else 0
+
+
+def exact_power(plan: Plan, args: tuple[Any, ...]) -> bool:
+    """Whether this is a square or a cube: as good as the product that it stands for, which is no sensitive op either."""
+    return plan.base == "pow" and len(args) > 1 and isinstance(args[1], (int, float)) and args[1] in (2, 3)
+
+
+def remarkable(
+    plan: Plan, args: tuple[Any, ...], given: list[torch.Tensor], out: list[torch.Tensor], squares: bool
+) -> bool:
+    """Whether an op that a graph goes through is counted; `squares`: a reduction is one of squares."""
+    low = out[0].dtype in (torch.float16, torch.bfloat16)
+    if plan.family == "reduction":  # the last reduction of a loss, a long one, or one of squares
+        return low and (out[0].numel() == 1 or squares or bool(long_sum(plan, given, out)))
+    if exact_power(plan, args):
+        return False
+    return plan.family == "loss" or low or plan.base.startswith("log")
 
 
 def dims_of(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:

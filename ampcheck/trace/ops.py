@@ -62,6 +62,7 @@ class OpUse:
         count, flops: how often, and the floating-point operations of all of them (0 outside "matmul").
         odd_flops: those of calls with a layer size that is no multiple of 8; `dims` is the first such call's (m, k, n).
         long: terms of a sum that is a long one.
+        squares: whether a mean or sum is one of squares that `pow` took in 16 bits.
         call: index of the call of `step` it was first seen in.
     """
 
@@ -86,6 +87,7 @@ class OpUse:
     odd_flops: float = 0.0
     dims: tuple[int, ...] = ()
     long: int = 0
+    squares: bool = False
     call: int = 0
 
     @property

@@ -81,6 +81,11 @@ class Provenance:
             self._tags = {key: entry for key, entry in self._tags.items() if not entry[0].expired()}
             self._sweep = max(_SWEEP, 2 * len(self._tags))
 
+    def holds_powers(self, args: tuple[Any, ...]) -> bool:
+        """Whether what an op is given are squares that `pow` took in 16 bits."""
+        tag = self.of(args[0]) if self._tags and args else None
+        return tag is not None and tag.kind == "square" and "pow" in tag.low
+
     def clear(self) -> None:
         self._tags.clear()
 

@@ -69,7 +69,7 @@ def _draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target, source = named.get(argument.name), wide.get(argument.name)
         writes = argument.alias_info is not None and argument.alias_info.is_write
         if writes and target is not source and isinstance(target, torch.Tensor) and isinstance(source, torch.Tensor):
-            target.copy_(source)
+            target.copy_(_below_one(func, source.to(target.dtype)))
             written[id(source)] = target
 
     def narrow(value: Any) -> Any:
@@ -77,9 +77,16 @@ def _draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return value
         if id(value) in written:
             return written[id(value)]
-        return value.to(wanted) if value.dtype is torch.float32 else value
+        return _below_one(func, value.to(wanted)) if value.dtype is torch.float32 else value
 
     return tree_map(narrow, result)
+
+
+def _below_one(func: Any, value: torch.Tensor) -> torch.Tensor:
+    """Uniform numbers stay below 1 in 16 bits too, as a generator's own do; their rounding alone may not: log(1 - u)."""
+    if func._schema.name.rpartition("::")[2] not in ("rand", "rand_like") or value.dtype not in _LOW:
+        return value
+    return value.clamp(max=1.0 - torch.finfo(value.dtype).eps / 2)
 
 
 def _wide(value: Any) -> Any:

@@ -325,3 +325,29 @@ def test_what_a_kernel_loses_by_itself_is_noted_and_fails_nobody() -> None:
     assert isinstance(result, Note)
     assert "layer_norm" in result.reason
     assert "1.bias" in result.reason or "1.weight" in result.reason
+
+
+def test_a_loop_that_uses_the_scaler_for_the_scale_only_is_judged() -> None:
+    """It makes no `scaler.step`: the scale that it settles at is that of its first step by hand."""
+
+    def build() -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        x = torch.randn(8, 8)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = model(x)
+            scaler.scale(out.float().square().mean()).backward()
+            scaler.unscale_(optimizer)
+            if all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()):
+                optimizer.step()
+            scaler.update()
+
+        return step
+
+    found = {v.check: v.outcome for v in ampcheck.check(build, device="cpu").verdicts}
+    assert found["AMP502"] == found["AMP504"] == "passed"
