@@ -5,9 +5,9 @@
 
 Every model is trained by a correct loop in float16 (with a scaler at its default scale) and in bfloat16, and with `--faults` by
 four faulty ones. `--whole` lets every family judge, not the numeric ones alone. `--repeats` judges each correct loop that
-often: no verdict may change (0: the planted faults alone), with `--reseed` each
-time for another model and batch. `--batch` cuts the batches, for a CPU. It writes as it goes, goes on where it was stopped, and prints the tables at the end (`--seconds
-0`: of what there is).
+often: no verdict may change (0: the planted faults alone), with `--reseed` each time for another model and batch. `--batch`
+cuts the batches, for a CPU. It writes as it goes, goes on where it was stopped, and prints the tables at the end (`--seconds 0`: of
+what there is).
 """
 
 from __future__ import annotations
