@@ -109,6 +109,7 @@ class PlantProbe(Probe):
         self._ended: dict[int, Snapshot] = {}
         self._around: dict[int, torch.Tensor] = {}
         self._bad: int = -1
+        self._clean: int = -1
         self._schedule: list[dict[int, Any]] = []
         self._last: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None = None
         self._boundary = True
@@ -170,11 +171,12 @@ class PlantProbe(Probe):
         if not entering:
             if event.get("took") and self._bad == event.index and planted.ruined < 0:
                 planted.ruined = event.index
+            planted.sanitized |= bool(event.get("took")) and self._clean == event.index
             return
         grads = [local(p.grad) for p in recorder.parameters(planted.optimizer) if p.grad is not None]
         finite = all(bool(g.isfinite().all()) for g in grads)
         if planted.closed < 0 and planted.call == recorder.call:
-            planted.sanitized = bool(grads) and finite
+            self._clean = event.index if grads and finite else -1  # a fused optimizer is called on a skip too
         elif planted.closed >= 0 and not finite:
             self._bad = event.index
 
