@@ -127,9 +127,7 @@ def exact_power(plan: Plan, args: tuple[Any, ...]) -> bool:
     return plan.base == "pow" and len(args) > 1 and isinstance(args[1], (int, float)) and args[1] in (2, 3)
 
 
-def remarkable(
-    plan: Plan, args: tuple[Any, ...], given: list[torch.Tensor], out: list[torch.Tensor], squares: bool
-) -> bool:
+def remarkable(plan: Plan, args: tuple[Any, ...], given: list[torch.Tensor], out: list[torch.Tensor], squares: bool) -> bool:
     """Whether an op that a graph goes through is counted; `squares`: a reduction is one of squares."""
     low = out[0].dtype in (torch.float16, torch.bfloat16)
     if plan.family == "reduction":  # the last reduction of a loss, a long one, or one of squares
