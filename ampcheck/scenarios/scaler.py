@@ -84,5 +84,7 @@ def scaler_discrepancies(spec: Spec, evidence: Evidence) -> None:
 
 def _home(scaler: Any, check: str) -> Location | None:
     """Where the scaler's class decides: `update` for the scale, `step` for skips and what it does to gradients."""
-    names = ("step", "update") if check == "AMP208" else ("update", "step")
+    names = ["step", "update"] if check == "AMP208" else ["update", "step"]
+    # one that only overrides what torch's own step calls: the first method that is not torch's
+    names += [name for cls in type(scaler).__mro__ for name in vars(cls) if name != "__init__"]
     return next((site for site in (of_callable(getattr(scaler, name, None)) for name in names) if site is not None), None)
