@@ -64,7 +64,8 @@ def _judge(evidence: Evidence, quantity: Quantity, what: str, fix: str = "") -> 
         rounding = min(j.rounding for j in judged)
         amount = f"by {rounding:.0%}" if math.isfinite(rounding) else "without bound"
         yield Inconclusive(
-            f"rounding alone moves {_named(judged[0], what)} {amount} in this step: faults drown in it; judge a larger batch"
+            f"rounding alone moves {_named(judged[0], what)} {amount} in this step: faults drown in it; start from trained weights, "
+            "with samples that have something in common"
         )
 
 

@@ -278,7 +278,39 @@ def test_a_batch_that_cannot_judge_is_inconclusive() -> None:
 
     result = verdicts(measured(build)[0])["AMP502"]
     assert isinstance(result, Inconclusive)
-    assert "larger batch" in result.reason
+    assert "start from trained weights" in result.reason
+
+
+@pytest.mark.parametrize("fault", ["gradients through half", "detached"])
+def test_what_is_wrong_after_the_forward_is_not_told_at_the_loss_scale(fault: str) -> None:
+    """The loss scale multiplies the loss in the judged run alone, and the optimizer's arithmetic only follows."""
+
+    def build() -> Step:
+        torch.manual_seed(3)
+        model = net(act=nn.Tanh())
+
+        def through_half() -> None:
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad.copy_((1e-5 * p.grad).half().float() / 1e-5)
+
+        def half_detached(model: nn.Module, x: Tensor) -> Tensor:
+            out = model(x)
+            return 0.5 * out + 0.5 * out.detach() if out.dtype is torch.float16 else out
+
+        if fault == "detached":
+            return loop(model, forward=half_detached)
+        return loop(model, before_step=through_half)
+
+    evidence = measured(build)[0]
+    found = verdicts(evidence)["AMP502"]
+    assert isinstance(found, Fault)
+    part, site = evidence.parity["as-written"].part, evidence.parity["as-written"].part_site
+    if fault == "detached":  # nothing parts: the values of the forward are right
+        assert part == ""
+    else:
+        assert site is not None
+        assert site.function == "through_half"
 
 
 def test_noise_of_gradient_hooks_that_autograd_runs_in_another_order_is_inconclusive() -> None:
