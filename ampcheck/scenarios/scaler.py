@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import torch
@@ -84,7 +85,10 @@ def scaler_discrepancies(spec: Spec, evidence: Evidence) -> None:
 
 def _home(scaler: Any, check: str) -> Location | None:
     """Where the scaler's class decides: `update` for the scale, `step` for skips and what it does to gradients."""
-    names = ["step", "update"] if check == "AMP208" else ["update", "step"]
+    names = ("step", "update") if check == "AMP208" else ("update", "step")
+    methods = [getattr(scaler, name, None) for name in names]
     # one that only overrides what torch's own step calls: the first method that is not torch's
-    names += [name for cls in type(scaler).__mro__ for name in vars(cls) if name != "__init__"]
-    return next((site for site in (of_callable(getattr(scaler, name, None)) for name in names) if site is not None), None)
+    methods += [
+        m for cls in type(scaler).__mro__ for name, m in vars(cls).items() if inspect.isfunction(m) and name != "__init__"
+    ]
+    return next((site for site in map(of_callable, methods) if site is not None), None)
