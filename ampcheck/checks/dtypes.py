@@ -183,7 +183,9 @@ def loss_fp32(evidence: Evidence) -> Iterator[Result]:
     for event in evidence.trace.of("backward", "scale"):
         low = next((dtype for dtype in event.get("loss_dtypes", ()) if dtype in LOW), None)
         if low is not None and event.get("accumulates", True):  # a gradient that is asked for by itself is no loss's
-            last = next((u for u in trained(evidence, "reduction", "sensitive") if u.outputs == (low,)), None)
+            # the backward of a sum is a view, so that it is not seen to pass through it
+            graph = [u for u in evidence.census.of("reduction", "sensitive") if u.grad and u.outputs == (low,)]
+            last = next((u for u in graph if u.trained and u.phase in ("forward", "recompute")), graph[-1] if graph else None)
             what = f"by {name_of(last.op)}{inside(last)} " if last is not None else ""
             yield Fault(
                 f"the loss of call {event.call + 1} is reduced {what}to a {low} scalar",

@@ -256,7 +256,7 @@ class _Measurement:
     def _find_parting(self, excess: Judgement) -> None:
         """Run the unit of an excess again in each world, and listen."""
         calls = self.lessons[excess.unit].end
-        plain, judged, rounded = Listener(excess.unit), Listener(excess.unit), [Listener(excess.unit) for _ in range(2)]
+        plain, judged, *rounded = (Listener(excess.unit, excess.series.quantity == "update") for _ in range(4))
 
         def listen(listener: Listener, policy: Policy, scales: dict[int, float], mode: Callable[[Built], Any]) -> None:
             pupil = Pupil(self.lessons, scales, listening(listener, mode, lambda: pupil.unit))
@@ -267,7 +267,7 @@ class _Measurement:
         for draw, listener in enumerate(rounded):
             self._rounded(cast("Yardstick", excess.yardstick), draw + 1, calls, listener)
         self.parity.reordered = reordered(plain, judged)
-        found = first_parting(plain, judged, rounded, self.parity.unit_roundoff)
+        found = first_parting(plain, judged, rounded, self.parity.unit_roundoff, self.scales.values())
         if found is not None:
             self.parity.part = f"{found.op} in {found.module}" if found.module else found.op
             self.parity.part_site = found.site

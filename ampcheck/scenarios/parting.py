@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ _ELEMENTS = 1024
 _MOST = 4096
 #: How many times the yardstick a result may deviate.
 _LIMIT = 12.0
+_STEPPING = ("optimizer_step", "scaler_step", "unscale")
 Key = tuple[str, str, int]
 Draw = tuple[str, tuple[int, ...], str]
 
@@ -44,14 +45,16 @@ class Sample:
 
 @dataclass
 class Listener:
-    """Keeps a sample of every floating-point result of the forward, by line, op and occurrence: the same in every precision.
+    """Keeps a sample of every floating-point result outside autograd, by line, op and occurrence: the same in every precision.
 
     Args:
         unit: the judged stretch of calls to listen in.
+        stepping: whether the arithmetic of optimizers and scalers is heard too.
         draws: what was drawn from a generator, in order: the op, the size, and in a gradient hook the parameter it was for.
     """
 
     unit: int
+    stepping: bool = False
     samples: dict[Key, Sample] = field(default_factory=dict)
     draws: list[Draw] = field(default_factory=list)
 
@@ -68,6 +71,7 @@ class _Listen(TorchDispatchMode):
     def __init__(self, listener: Listener, recorder: Recorder, names: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.samples, self.draws, self.recorder, self.names = listener.samples, listener.draws, recorder, names
+        self.stepping = listener.stepping
         self.counts: dict[tuple[str, str], int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,13 +85,18 @@ class _Listen(TorchDispatchMode):
             and isinstance(value, torch.Tensor)
             and value.is_floating_point()
             and value.layout is torch.strided
-            and not func._schema.is_mutable
-            and not moves_only(func)
+            and (func._schema.is_mutable or not moves_only(func))
             and not is_random(func)
             and len(self.samples) < _MOST
+            and (self.stepping or not self._in_step())
         ):
             self._keep(func, value)
         return result
+
+    def _in_step(self) -> bool:
+        """Whether this is the arithmetic of an optimizer or a scaler; the closure of a step has gradients on."""
+        events = self.recorder.trace.events
+        return not torch.is_grad_enabled() and any(events[i].kind in _STEPPING for i in self.recorder.open)
 
     def _keep(self, func: Any, value: torch.Tensor) -> None:
         at = place(False, False)
@@ -131,14 +140,21 @@ class _Stacked(contextlib.AbstractContextManager[None]):
         self.stack.close()
 
 
-def first_parting(reference: Listener, judged: Listener, draws: list[Listener], unit_roundoff: float) -> Sample | None:
-    """The first result, in the order of the reference, that deviates by more than rounding explains; `None` if all agree."""
+def first_parting(
+    reference: Listener, judged: Listener, draws: list[Listener], unit_roundoff: float, scales: Iterable[float] = ()
+) -> Sample | None:
+    """The first result, in the order of the reference, that deviates by more than rounding explains; `None` if all agree.
+
+    `scales` are the loss scales of the judged run, where the others have 1: what is a multiple of the reference's by one of them, or by its
+    inverse, agrees.
+    """
+    units = [1.0, *(unit for scale in scales for unit in (scale, 1.0 / scale))]
     for key, expected in reference.samples.items():
         seen = judged.samples.get(key)
         if seen is None or seen.values.shape != expected.values.shape:
             continue
         rounding = max((_relative(d.samples[key].values, expected.values) for d in draws if key in d.samples), default=math.inf)
-        deviation = _relative(seen.values, expected.values)
+        deviation = min(_relative(seen.values / unit, expected.values) for unit in units)
         if deviation > _LIMIT * max(rounding, unit_roundoff):
             return seen
     return None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ampcheck.policy import reseed
 from ampcheck.scenarios.custom import force_scale
@@ -241,7 +242,8 @@ class Pupil(_Unit):
     def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         if self.pause is not None:
             self.pause(entering)
-        super().optimizer_step(recorder, event, optimizer, entering)
+        with _disable_current_modes():  # what is measured is neither rounded nor listened to
+            super().optimizer_step(recorder, event, optimizer, entering)
 
     def gradients(self, index: int, ordinal: int, gradients: list[torch.Tensor | None]) -> None:
         expected = self.lessons[self.unit].gradients.get((index, ordinal))

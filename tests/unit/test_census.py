@@ -409,6 +409,18 @@ def test_a_loss_in_16_bits_that_a_scaler_multiplies(low: bool) -> None:
     (fault if low else silent)(build, "AMP304")
 
 
+def test_a_loss_in_16_bits_is_told_at_the_sum_that_makes_it() -> None:
+    """The backward of a sum is a view alone."""
+
+    def total(out: torch.Tensor) -> torch.Tensor:
+        return (out * out).sum() / 32
+
+    found = fault(lambda: training(net(), total), "AMP304")
+    assert "by sum" in found.seen
+    assert found.location is not None
+    assert found.location.function == "total"
+
+
 def test_a_loss_that_autocast_leaves_in_16_bits_is_not_sent_into_the_region() -> None:
     def build(within: bool) -> Callable[[], Step]:
         def step_of() -> Step:
