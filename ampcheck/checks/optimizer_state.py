@@ -208,7 +208,11 @@ def averaged_weights(evidence: Evidence) -> Iterator[Result]:
     if skipped or found is None:
         return
     averages = found.averages
-    low = [path for path in averages.near if path in averages.followed and averages.near[path][1] in LOW]
+    low = [
+        path
+        for path in averages.near
+        if path in averages.followed and averages.near[path][1] in LOW and not averages.kept_wide(path)
+    ]
     last = next((e.site for e in reversed(evidence.trace.events) if e.kind == "optimizer_step"), None)
     if low:
         dtypes = "/".join(sorted({averages.near[path][1] for path in low}))

@@ -28,15 +28,21 @@ class Averages:
     Args:
         near: path -> (name of the nearest parameter of the shape, dtype), from the natural run.
         sites: path -> where it got its dtype.
+        rounded_from: path of a 16-bit one -> those of the FP32 tensors that it is the rounding of, as the run stands.
         followed: the paths among them that moved by interpolation, in a run that rounds nothing to 16 bits.
         parameters: names of the trained parameters; `uncovered`: those of which there is no copy, near or far.
     """
 
     near: dict[str, tuple[str, str]] = field(default_factory=dict)
     sites: dict[str, Location | None] = field(default_factory=dict)
+    rounded_from: dict[str, list[str]] = field(default_factory=dict)
     followed: set[str] = field(default_factory=set)
     parameters: list[str] = field(default_factory=list)
     uncovered: list[str] = field(default_factory=list)
+
+    def kept_wide(self, path: str) -> bool:
+        """Whether a 16-bit copy is made from an average that is kept in FP32: for a forward, say."""
+        return any(wide in self.followed for wide in self.rounded_from.get(path, ()))
 
     def suspicious(self) -> bool:
         """Whether one of them is in 16 bits, or they cover most parameters and not all: only then it is worth a run."""
@@ -87,6 +93,13 @@ def near(built: Built, sites: CastSites, used: Container[int] = ()) -> Averages:
                 found.sites[path] = sites.of(copy)
                 keys.append(keys.pop(at))  # the next copy is most likely of the next parameter
                 break
+    for path, (_, dtype) in found.near.items():
+        if dtype in ("float16", "bfloat16"):
+            low = local(copies[path])
+            wide = {
+                p: local(t) for p, t in copies.items() if p in found.near and t.dtype is torch.float32 and t.shape == low.shape
+            }
+            found.rounded_from[path] = [p for p, t in wide.items() if torch.equal(t.to(low), low)]
     covered = {name for name, _ in found.near.values()}
     spare = {tuple(copy.shape) for path, copy in copies.items() if path not in found.near}
     for shape, keys in by_shape.items():
