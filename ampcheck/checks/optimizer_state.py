@@ -129,7 +129,7 @@ def master_weights(evidence: Evidence) -> Iterator[Result]:
     to 0.4 % of the weight. So trained 16-bit parameters need an FP32 master copy: any reachable tensor that rounds to the
     parameter, to the bit, after steps too. Instead of it the optimizer may round stochastically or keep what rounding left
     over in a buffer; both are recognised by what they do to the first update, against that of the FP32 run. A master that
-    is trained while the model does not follow it is a fault too.
+    is trained while the model does not follow it is a fault too, and so is one that is made anew from the model for each step.
 
     Source: Micikevicius et al., "Mixed Precision Training" (2018), section 3.1.
     """
@@ -157,6 +157,14 @@ def master_weights(evidence: Evidence) -> Iterator[Result]:
             f"{master} is an FP32 copy of the 16-bit parameter {name} and is trained, and {name} does not follow it",
             site or (first.site if first is not None else None),
             fix="copy the masters into the model after each step, p.copy_(master)",
+        )
+        return
+    for name, master, site in found.natural.remade:
+        yield Fault(
+            f"{master}, the FP32 master of {name}, is made anew from the 16-bit parameter between two steps: what rounding takes "
+            "from it is lost each time",
+            site,
+            fix="make the masters once, and from then on copy from them into the model only",
         )
         return
 

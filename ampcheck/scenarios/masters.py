@@ -35,7 +35,11 @@ class Masters:
         self.found: dict[int, str] = {}
         #: ids of 16-bit parameters that an optimizer's FP32 parameter was a copy of, before any step
         self.copied: dict[int, str] = {}
+        #: those whose master, between two steps, was made anew from what was rounded
+        self.remade: dict[int, str] = {}
         self._first: dict[int, Any] = {}
+        self._values: dict[int, tuple[torch.Tensor, torch.dtype]] = {}
+        self._ahead: set[int] = set()
         self.looks = 0
 
     def look(self, low: dict[int, torch.Tensor], reached: Reached, recorder: Recorder) -> None:
@@ -49,6 +53,7 @@ class Masters:
         for key, path, tensor, inside in _matches(low, digests, candidates):
             if not stepped and inside == "parameter":
                 self.copied.setdefault(key, path)
+                self._values.setdefault(key, (tensor, low[key].dtype))
             if inside == "" and digests[key] == self._first.get(key, digests[key]):
                 continue
             more = not torch.equal(local(tensor), low[key].reshape(tensor.shape).to(tensor.dtype))
@@ -61,6 +66,13 @@ class Masters:
                 self.found.update({k: v for k, v in equal.items() if k not in self.found})
                 self.found.update(live)
 
+    def step(self, entering: bool) -> None:
+        """An optimizer steps, or has: does every master still hold what the 16-bit parameter cannot?"""
+        holding = {key for key, value in self._values.items() if _holds_more(*value)}
+        if entering:
+            self.remade.update((key, self.copied[key]) for key in self._ahead - holding)
+        self._ahead = set() if entering else holding
+
     def of(self, parameter: torch.Tensor) -> str:
         """Path of the parameter's master, or ""; before any step, a copy that an optimizer holds is believed."""
         if self.looks:
@@ -70,6 +82,11 @@ class Masters:
     def stale(self, parameter: torch.Tensor) -> str:
         """Path of the FP32 parameter that was its copy, is trained, and does not round to it any more; else ""."""
         return self.copied.get(id(parameter), "") if self.looks and id(parameter) not in self.found else ""
+
+
+def _holds_more(values: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether FP32 values are not those of a 16-bit dtype."""
+    return not torch.equal(values.to(dtype).to(values.dtype), values)
 
 
 def _candidates(reached: Reached, recorder: Recorder, own: set[int]) -> Iterator[tuple[str, torch.Tensor, str]]:

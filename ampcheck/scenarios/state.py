@@ -95,10 +95,13 @@ class Buffer:
 
 @dataclass
 class States:
-    """All optimizers of a run by index; 16-bit parameters that have stale masters: `(name, path of the master, site)`."""
+    """All optimizers of a run by index; 16-bit parameters that have stale masters: `(name, path of the master, site)`; those
+    whose masters are made anew from them between two steps, in the same way.
+    """
 
     optimizers: dict[int, OptimizerState] = field(default_factory=dict)
     stale: list[tuple[str, str, Location | None]] = field(default_factory=list)
+    remade: list[tuple[str, str, Location | None]] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
 
     def low_parameters(self) -> list[Held]:
@@ -168,6 +171,8 @@ class StateProbe(Probe, Stage):
         index = event.optimizer
         if index is None:
             return
+        if self.masters is not None and (entering or event.get("took")):
+            self.masters.step(entering)
         if entering:
             used = [p for p in recorder.parameters(index) if p.grad is not None]
             self._used.update((id(p), p) for p in used)
@@ -205,6 +210,8 @@ class StateProbe(Probe, Stage):
             for key, p in self._low.items():
                 if key not in mine and key in self._used and self.masters.stale(p):
                     self.states.stale.append((names.get(key, "a parameter"), self.masters.stale(p), self.sites.of(p)))
+            last = recorder.trace.steps[-1].site if recorder.trace.steps else None
+            self.states.remade = [(names.get(key, "a parameter"), path, last) for key, path in self.masters.remade.items()]
         for path, m in ((p, m) for root, outer in reached.modules.items() for p, m in outer.named_modules(prefix=root)):
             inside = list(m.parameters())
             if any(id(p) in mine for p in inside) and not any(is_low(p) for p in inside):
