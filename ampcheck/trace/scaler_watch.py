@@ -139,8 +139,11 @@ class ScalerWatch:
             for probe in self.recorder.probes:
                 probe.scaler_step(self.recorder, event, optimizer, True)
             result = original(*args, **kwargs)
-        inner = [e for e in self.recorder.trace.events[before + 1 :] if e.kind == "optimizer_step" and e.optimizer == which]
-        asked = any(e.kind == "step_asked" and e.optimizer == which for e in self.recorder.trace.events[before + 1 :])
+        within = self.recorder.trace.events[before + 1 :]
+        inner = [e for e in within if e.kind == "optimizer_step" and e.optimizer == which]
+        asked = any(e.kind == "step_asked" and e.optimizer == which for e in within)
+        if any(e.kind == "backward" for e in within):  # of a closure: what was there before it is not what is used
+            event.data |= {"reused": 0, "tainted": 0, "cleared": False}
         event.data["took"] = asked or any(e.get("took") for e in inner)
         event.data["done"] = True
         if self.recorder.trace.scalers[index].custom:
