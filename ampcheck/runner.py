@@ -196,11 +196,12 @@ def _gather(spec: Any, budget: float | None, dtypes: tuple[str, ...] | None = No
 
 
 def _plan(spec: Any, evidence: Evidence, dtypes: tuple[str, ...] | None) -> Iterator[tuple[str, Callable[[], None]]]:
+    from ampcheck.scenarios.comparable import scaled_only
     from ampcheck.scenarios.exact import exactness, own_scale
     from ampcheck.scenarios.gain import gain
     from ampcheck.scenarios.natural import needed_calls, recovery
     from ampcheck.scenarios.origin import calls_in_doubt, overflow_origin
-    from ampcheck.scenarios.overflow import overflow, scaled_only
+    from ampcheck.scenarios.overflow import overflow
     from ampcheck.scenarios.parity import parity
     from ampcheck.scenarios.precision import precision
     from ampcheck.scenarios.resume import resume

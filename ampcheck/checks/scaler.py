@@ -77,11 +77,13 @@ def backoff(evidence: Evidence) -> Iterator[Result]:
         assert overflow is not None
         trace = overflow.run.trace
         info = trace.scalers[planted.scaler]
+        if planted.sanitized and planted.hook is not None and planted.clamped:
+            continue  # a hook that clips by value, in units of the scale: as below, and there is nothing else to clip with in a backward
         if planted.sanitized:
             yield Fault(
                 f"the inf in a gradient of {trace.optimizers[planted.optimizer].kind} in call {planted.call + 1} was gone before the scaler looked: the step was "
                 "taken and the scale stays",
-                reading.site_after(trace, planted.event),
+                planted.hook or reading.site_after(trace, planted.event),
                 level="warning" if planted.clamped else None,  # a clip by value, in units of the scale, does no other harm
             )
             return

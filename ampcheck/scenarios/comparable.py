@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampcheck.evidence import Evidence
 from ampcheck.trace.events import Trace
 
-__all__ = ["calls_for", "coarsest", "entered", "obstacle", "settled_scales"]
+__all__ = ["calls_for", "coarsest", "entered", "obstacle", "scaled_only", "settled_scales"]
 
 
 def entered(evidence: Evidence) -> set[str]:
@@ -68,3 +68,16 @@ def _settled(trace: Trace) -> dict[int, float]:
             found.setdefault(event.scaler, latest.get(event.scaler) or event.get("before") or 1.0)
     stepping = {e.scaler for e in trace.of("scaler_step")}
     return {scaler: scale for scaler, scale in by_hand.items() if scaler not in stepping} | found
+
+
+def scaled_only(trace: Trace) -> dict[int, int]:
+    """Optimizers that are stepped by hand with nothing but scaled gradients: index -> that of the one scaler that scaled them."""
+    found: dict[int, set[int | None]] = {}
+    for event in trace.events:
+        scalers = event.get("scaled_by") if event.kind == "backward" else None
+        for index in event.get("optimizers", ()) if scalers is not None else ():
+            found.setdefault(index, set()).update(scalers or {None})
+    stepped = {e.optimizer for e in trace.steps if trace.inside(e, "scaler_step") is None}
+    known = {e.optimizer for e in trace.of("unscale", "scaler_step")}
+    single = {i: next(iter(s)) for i, s in found.items() if len(s) == 1 and i in stepped - known}
+    return {index: scaler for index, scaler in single.items() if scaler is not None and trace.scalers[scaler].enabled}

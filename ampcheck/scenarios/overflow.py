@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 
+from ampcheck.findings import Location
 from ampcheck.policy import Policy
 from ampcheck.scenarios.averages import interpolates
 from ampcheck.scenarios.drive import Built, Run, Stage
+from ampcheck.scenarios.hooked import Hooked
 from ampcheck.scenarios.natural import groups
 from ampcheck.scenarios.outside import Outside, Snapshot, digests, snapshot
 from ampcheck.scenarios.spec import Spec
 from ampcheck.trace.digest import local
-from ampcheck.trace.events import Event, Trace
+from ampcheck.trace.events import Event
 from ampcheck.trace.reach import Reached
 from ampcheck.trace.recorder import Probe, Recorder
 
@@ -50,6 +52,7 @@ class Planted:
         schedule: whether the learning rate moved in the skipped window as it does in most clean ones.
         sanitized: whether the optimizer was stepped all the same, with gradients that somebody had made finite.
         clamped: whether what took the place of the inf is a limit, as a clip by value leaves it.
+        hook: where a hook is defined that has hidden the inf from the scaler, or None.
         ruined: index of a later step, or -1, that was taken although gradients were still, or again, not finite.
     """
 
@@ -68,6 +71,7 @@ class Planted:
     schedule: bool = False
     sanitized: bool = False
     clamped: bool = False
+    hook: Location | None = None
     ruined: int = -1
 
 
@@ -113,6 +117,7 @@ class PlantProbe(Probe):
         self._schedule: list[dict[int, Any]] = []
         self._last: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None = None
         self._boundary = True
+        self._hooked = Hooked()
 
     # -- planting
 
@@ -123,14 +128,21 @@ class PlantProbe(Probe):
     def backward_starts(self, recorder: Recorder) -> None:
         for index, planted in self.planted.items():
             if planted.closed < 0 and planted.call < recorder.call and not self._holds(recorder, index):
-                planted.abandoned = True
+                scaler = recorder.scalers[min(planted.scaler, len(recorder.scalers) - 1)]
+                if recorder.current_scale(scaler) < planted.scale:  # the loop has backed off by itself
+                    planted.closed, planted.ended = len(recorder.trace.events) - 1, recorder.call - 1
+                else:
+                    planted.abandoned = True
         self._end()
         self._judge(recorder, last=True)
         if self._boundary:
             self._boundary = False
             self._mark(recorder)
+        if self.armed and not self.planted:
+            self._hooked.spoil(recorder, self.drivers)
 
     def backward_done(self, recorder: Recorder, event: Event) -> None:
+        self._hooked.restore(recorder, event.get("optimizers", ()))
         if self.armed:
             for index in event.get("optimizers", ()):
                 if index in self.drivers and index not in self._unscaled:
@@ -205,7 +217,8 @@ class PlantProbe(Probe):
         known = self.planted.get(index)
         if known is not None and not all(bool(v.isfinite().all()) for v in values):
             return  # it is still there
-        if known is not None and not new and self._cleaned(known, local(values[0])):
+        hidden = index in self._hooked.hidden
+        if known is not None and (hidden or not new) and self._cleaned(known, local(values[0])):
             return  # somebody has taken it away
         if self._at is None:
             self._at = len(self._schedule) - 1
@@ -219,7 +232,10 @@ class PlantProbe(Probe):
             target = values[0]
             local_target = target.to_local() if hasattr(target, "to_local") else target
             self._around[index] = local_target.detach().flatten()[:_AROUND].double().cpu()
-            local_target[(0,) * local_target.dim()] = float("inf")
+            if hidden:
+                self.planted[index].hook = self._hooked.hidden[index]
+            else:
+                local_target[(0,) * local_target.dim()] = float("inf")
 
     # -- measuring
 
@@ -360,19 +376,6 @@ class _Keep(Stage):
         self.probe.finish(built.recorder)
 
 
-def scaled_only(trace: Trace) -> dict[int, int]:
-    """Optimizers that are stepped by hand with nothing but scaled gradients: index -> that of the one scaler that scaled them."""
-    found: dict[int, set[int | None]] = {}
-    for event in trace.events:
-        scalers = event.get("scaled_by") if event.kind == "backward" else None
-        for index in event.get("optimizers", ()) if scalers is not None else ():
-            found.setdefault(index, set()).update(scalers or {None})
-    stepped = {e.optimizer for e in trace.steps if trace.inside(e, "scaler_step") is None}
-    known = {e.optimizer for e in trace.of("unscale", "scaler_step")}
-    single = {i: next(iter(s)) for i, s in found.items() if len(s) == 1 and i in stepped - known}
-    return {index: scaler for index, scaler in single.items() if scaler is not None and trace.scalers[scaler].enabled}
-
-
 def overflow(spec: Spec, drivers: dict[int, int], windows: int, loose: dict[int, int] | None = None) -> Overflow:
     """Run the contract with one planted overflow.
 
@@ -380,7 +383,7 @@ def overflow(spec: Spec, drivers: dict[int, int], windows: int, loose: dict[int,
         spec: the contract.
         drivers: optimizer index -> scaler index, from the natural run.
         windows: how many scaler windows the natural run had.
-        loose: the same for optimizers of `scaled_only`.
+        loose: the same for optimizers that are stepped by hand with scaled gradients alone.
     """
     probe = PlantProbe(drivers | (loose or {}), clean=0 if windows < 2 else 1 if windows < 5 else 2)
     run = spec.run("overflow", Policy("float32"), calls=None, probes=[probe], stage=_Keep(probe))
