@@ -21,7 +21,10 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def difference(seen: torch.Tensor | None, expected: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Norm of the difference, and the sum of the expected absolute values over what is zero in `seen`; both on its device."""
+    """Norm of the difference, and the sum of the expected absolute values over what is zero in `seen`; both on its device.
+
+    Less what is there where zero is expected: that went elsewhere, to another row of a table for one, and did not underflow.
+    """
     if seen is None and expected is None:
         return None
     if seen is None or expected is None:
@@ -33,6 +36,8 @@ def difference(seen: torch.Tensor | None, expected: torch.Tensor | None) -> tupl
     if b.shape != seen.shape:
         return torch.tensor(float("inf")), torch.tensor(0.0)
     lost = b.abs().masked_fill_(seen != 0, 0.0).sum(dtype=torch.float64)
+    astray = seen.abs().masked_fill_(b != 0, 0.0).sum(dtype=torch.float64)
+    lost = torch.clamp(lost - astray, min=0.0)
     return _norm(b.sub_(seen) if b is not expected else seen.float() - b), lost
 
 
