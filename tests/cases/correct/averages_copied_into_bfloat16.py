@@ -1,6 +1,6 @@
 """The averaged weights are FP32; a bfloat16 copy of them, made after each step, is the teacher that labels.
 
-Trap: "averaged weights in 16 bits" (AMP405). Right: the copy is rounded anew from the FP32 average each time, nothing is lost.
+The trap: "averaged weights in 16 bits" (AMP405). Right: the copy is rounded anew from the FP32 average each time, nothing is lost.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """bfloat16 weights whose optimizer carries what rounding leaves over to the next step (Kahan summation).
 
-Trap: "16-bit weights" (AMP307, AMP403) and "16-bit state" (AMP401, AMP402). Right: nothing is lost, and the buffer of what is
+The trap: "16-bit weights" (AMP307, AMP403) and "16-bit state" (AMP401, AMP402). Right: nothing is lost, and the buffer of what is
 left over has the dtype of the weights by nature; the momentum is FP32.
 """
 

@@ -1,6 +1,6 @@
 """Activations that square or cube in float16: the tanh form of GELU, and the squared ReLU.
 
-Trap: "pow in 16 bits" (AMP305). Right: x^2 and x^3 are as exact as the products that they stand for; what makes squares
+The trap: "pow in 16 bits" (AMP305). Right: x^2 and x^3 are as exact as the products that they stand for; what makes squares
 sensitive is their sum or mean.
 """
 
