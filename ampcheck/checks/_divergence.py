@@ -54,7 +54,7 @@ class _Reasoning:
         self.facts: dict[str, object] = {
             "scenario": found.scenario,
             "call": found.call + 1,
-            "loss scale": found.scale,
+            "loss scale": found.scale * found.base,
             "kind": found.kind,
         }
         if worst is not None:
@@ -70,7 +70,7 @@ class _Reasoning:
         self.by_hand = found.factor is not None and abs(found.factor * found.scale - 1.0) < 1e-3
 
     def say(self, id: str, seen: str, fix: str = "", site: Location | None = None) -> Diagnosis:
-        at = f"in call {self.found.call + 1} at loss scale {_power(self.scale)}"
+        at = f"in call {self.found.call + 1} at loss scale {_power(self.scale * self.found.base)}"
         return Diagnosis(id, f"{at} {seen}", site or self.found.site, fix, self.facts, self.phase)
 
     @property

@@ -19,6 +19,7 @@ from ampcheck.scenarios.blame import blame
 from ampcheck.scenarios.custom import ForceScale
 from ampcheck.scenarios.drive import Run
 from ampcheck.scenarios.natural import groups
+from ampcheck.scenarios.returned import following
 from ampcheck.scenarios.spec import Spec
 from ampcheck.scenarios.stages import compare_at
 from ampcheck.trace.differences import Difference, common_factor, wrong_phase
@@ -36,6 +37,7 @@ GROWTH_INTERVAL = 2
 NEGLIGIBLE = 2.0**-16
 #: One factor on all gradients that is so near 1 is the epsilon of a clip by norm, whose norm is small.
 NEARLY_ONE = 2.0**-10
+_ROUNDING = "equal up to"
 #: A repeat-to-repeat spread up to here leaves a fault visible, whose effect is at least ten times as large.
 HIDES_NOTHING = 2.0**-8
 
@@ -92,6 +94,7 @@ class Divergence:
         rates: pairs of learning rates, at scale 2^0 and at the other one, where an optimizer's settings differ.
         divided: whether gradients that are the reference's before the scaler divides them are so at a tiny scale too.
         affine: whether the gradients of the backward are a sum of parts that carry the scale and parts that do not.
+        base: the loss scale of the reference; `scale` is relative to it.
     """
 
     kind: str
@@ -108,6 +111,7 @@ class Divergence:
     rates: list[tuple[float, float]] = field(default_factory=list)
     divided: bool = False
     affine: bool = False
+    base: float = 1.0
     step_event: Event | None = None
     run: Run | None = None
 
@@ -199,6 +203,8 @@ def exactness(spec: Spec, calls: int, has_scaler: bool, top: float | None = None
             result.returned = result.returned or found
         elif found is not None and result.status == "exact":
             _settle(spec, result, reference, points, found, calls)
+            if scenario == "growth" and result.status == "exact" and result.reason.startswith(_ROUNDING):
+                _against_held(spec, result, run, others, wanted)
     if result.status == "exact" and result.reproducible is None:
         result.reproducible = True  # the runs at other scales were repeats, and gave the same bits
     return result
@@ -229,7 +235,12 @@ def first_difference(scenario: str, a: Run, points: Sequence[Point], b: Run, oth
         return Divergence(
             "raised", scenario, raised.call, None, _scale_at(b, raised.call), site=raised.site, message=str(raised), run=b
         )
-    return _returned(scenario, a, b, calls)
+    found = following(a, b, calls)
+    if found is None:
+        return None
+    return Divergence(
+        "returned", scenario, found.call, scale=_scale_at(b, found.call), values=found.values, site=found.site, run=b
+    )
 
 
 def _scale_at(run: Run, call: int, scaler: int | None = None) -> float:
@@ -239,40 +250,6 @@ def _scale_at(run: Run, call: int, scaler: int | None = None) -> float:
         if scales:
             return float(scales[0])
     return 1.0
-
-
-def _returned(scenario: str, a: Run, b: Run, calls: int) -> Divergence | None:
-    """Returned numbers that follow the loss scale by an exact power of two.
-
-    A number that comes from the scale alone is itself a power of two, or zero, at scale 1 (the scale, its inverse, its
-    logarithm, a counter): those are left out, and so is any other difference, which only repeats a finding on gradients.
-    """
-    for call in range(min(calls, len(a.trace.returned), len(b.trace.returned))):
-        values = {}
-        for path, value in a.trace.returned[call].items():
-            other = b.trace.returned[call].get(path)
-            if other is None or other == value or _is_power_of_two(value) or not value:
-                continue
-            if _is_power_of_two(other / value):
-                values[path] = (value, other)
-        if values:
-            return Divergence(
-                "returned", scenario, call, scale=_scale_at(b, call), values=values, site=_reading_site(b, call), run=b
-            )
-    return None
-
-
-def _is_power_of_two(value: float) -> bool:
-    return math.isfinite(value) and value > 0 and math.frexp(value)[0] == 0.5
-
-
-def _reading_site(run: Run, call: int) -> Any:
-    """Where a scaled number came from: the first reading of the scale after the update, else where the loss was scaled."""
-    events = list(run.trace.of(call=call))
-    updates = [e.index for e in events if e.kind == "update"]
-    late = [e for e in events if e.kind == "get_scale" and updates and e.index > updates[-1]]
-    scaled = [e for e in events if e.kind == "scale"]
-    return (late or scaled or [Event("", call)])[0].site
 
 
 def _repeat(spec: Spec, calls: int, result: Exactness, reference: Run, points: Sequence[Point]) -> None:
@@ -358,7 +335,7 @@ def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Dive
         factor = common_factor(stage)
         small = effect <= NEGLIGIBLE or (factor is not None and abs(factor - 1.0) <= NEARLY_ONE)
         if small and found.kind == "gradient":
-            result.reason = f"equal up to {effect:.0e}, which is rounding in FP32"
+            result.reason = f"{_ROUNDING} {effect:.0e}, which is rounding in FP32"
             return
         if effect <= 2.0 * result.spread and result.spread <= HIDES_NOTHING:
             result.reason = f"equal within the step's own spread of {result.spread:.0e}"
@@ -376,4 +353,24 @@ def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Dive
             found.affine = phase == "backward" and _is_affine(found, low.get("backward", []))
         blamed = blame(spec, other, calls, ordinal, found.differences, found.scale)
         found.site, found.writer, found.factor = blamed.site, blamed.op, blamed.factor
+    result.status, result.divergence = "diverged", found
+
+
+def _against_held(spec: Spec, result: Exactness, grown: Run, points: Sequence[Point], calls: int) -> None:
+    """The growing run against the scale that it began at, held: what rounding at scale 1 has hidden parts where the scale grows."""
+    other = scaled_policy("growth", top=result.top)
+    assert other.scale is not None
+    held = Policy("float32", scale=other.scale, growth_interval=HELD)
+    run, held_points, _ = _run(spec, "scaled", held, calls)
+    found = first_difference("growth", run, held_points, grown, points)
+    if found is None or found.kind != "gradient":
+        return
+    ordinal = _ordinal(held_points, found)
+    found.differences = compare_at(spec, held, other, calls, ordinal)
+    effect = max((d.relative for d in found.differences.get("optimizer", [])), default=0.0)
+    if effect <= max(NEARLY_ONE, 16.0 * result.spread):
+        return
+    found.base, found.scale = other.scale, found.scale / other.scale
+    blamed = blame(spec, other, calls, ordinal, found.differences, found.scale)
+    found.site, found.writer, found.factor = blamed.site, blamed.op, blamed.factor
     result.status, result.divergence = "diverged", found
