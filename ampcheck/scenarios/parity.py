@@ -271,6 +271,8 @@ class _Measurement:
         if found is not None:
             self.parity.part = f"{found.op} in {found.module}" if found.module else found.op
             self.parity.part_site = found.site
+        elif excess.series.quantity == "statistics":  # they are at fault by less than their own size: told where they are kept
+            self.parity.part_site = judged.last_site(excess.series.label.rpartition(".")[0])
 
     def _not_numbers(self) -> set[str]:
         """Numbers that are the loss scale, or that come from gradients: in FP32 they follow a doubled seed of the backward."""

@@ -66,6 +66,10 @@ class Listener:
             names.update((id(m), name or path) for name, m in root.named_modules())
         return _Listen(self, built.recorder, reached.names() | names)
 
+    def last_site(self, module: str) -> Location | None:
+        """The last line that computed something in a module."""
+        return next((s.site for s in reversed(self.samples.values()) if s.module == module), None)
+
 
 class _Listen(TorchDispatchMode):
     def __init__(self, listener: Listener, recorder: Recorder, names: dict[int, str]) -> None:

@@ -281,6 +281,31 @@ def test_a_batch_that_cannot_judge_is_inconclusive() -> None:
     assert "start from trained weights" in result.reason
 
 
+def test_statistics_are_told_where_they_are_kept() -> None:
+    class SlowNorm(nn.Module):
+        running_var: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("running_var", torch.ones(32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                now = x.float().var(0)
+                self.running_var.copy_((0.999 * self.running_var.to(x.dtype) + 0.001 * now.to(x.dtype)).float())
+            return (x.float() * torch.rsqrt(self.running_var)).to(x.dtype)
+
+    def build() -> Step:
+        torch.manual_seed(3)
+        return loop(net(norm=SlowNorm(), act=nn.Tanh()))
+
+    evidence = measured(build)[0]
+    assert isinstance(verdicts(evidence)["AMP506"], Fault)
+    site = evidence.parity["as-written"].part_site
+    assert site is not None
+    assert site.function == "forward"
+
+
 @pytest.mark.parametrize("fault", ["gradients through half", "detached"])
 def test_what_is_wrong_after_the_forward_is_not_told_at_the_loss_scale(fault: str) -> None:
     """The loss scale multiplies the loss in the judged run alone, and the optimizer's arithmetic only follows."""
