@@ -113,6 +113,18 @@ class Stochastic(Custom):
         p.copy_(((exact.view(torch.int32) + noise) & -65536).view(torch.float32))
 
 
+_NOISE = torch.Generator()
+
+
+class StochasticOfItsOwn(Custom):
+    """Draws from a generator that nothing of the optimizer holds."""
+
+    def apply(self, p: torch.Tensor, update: torch.Tensor, state: dict[str, Any]) -> None:
+        exact = p.float() - update
+        noise = torch.randint(0, 1 << 16, exact.shape, generator=_NOISE, dtype=torch.int32)
+        p.copy_(((exact.view(torch.int32) + noise) & -65536).view(torch.float32))
+
+
 class Kahan(Custom):
     def apply(self, p: torch.Tensor, update: torch.Tensor, state: dict[str, Any]) -> None:
         left = state.setdefault("left", torch.zeros_like(p))
@@ -165,7 +177,7 @@ class TestSixteenBitWeights:
     def test_a_buffer_of_small_numbers_compensates_for_nothing(self) -> None:
         assert "AMP403" in faults(lambda: plain(lambda m: Small(m.parameters(), lr=1e-6)))
 
-    @pytest.mark.parametrize("kind", [Stochastic, Kahan, Remainder, Masters, FlatMasters])
+    @pytest.mark.parametrize("kind", [Stochastic, StochasticOfItsOwn, Kahan, Remainder, Masters, FlatMasters])
     @pytest.mark.parametrize("lr", [1e-2, 1e-4])
     @pytest.mark.parametrize("autocast", [True, False])
     def test_an_optimizer_that_keeps_what_rounding_takes_passes(self, kind: Any, lr: float, autocast: bool) -> None:

@@ -303,7 +303,7 @@ def test_statistics_are_told_where_they_are_kept() -> None:
     assert isinstance(verdicts(evidence)["AMP506"], Fault)
     site = evidence.parity["as-written"].part_site
     assert site is not None
-    assert site.function == "forward"
+    assert site.function == "SlowNorm.forward"
 
 
 @pytest.mark.parametrize("fault", ["gradients through half", "detached"])
