@@ -9,7 +9,8 @@ from ampcheck.evidence import Evidence
 from ampcheck.registry import Fault, Inconclusive, NotRun, Result, check
 
 if TYPE_CHECKING:
-    from ampcheck.scenarios.resume import State
+    from ampcheck.findings import Location
+    from ampcheck.scenarios.resume import Resume, State
 
 _WIDTH = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
 
@@ -108,6 +109,14 @@ def resume_equivalence(evidence: Evidence) -> Iterator[Result]:
             resume.made_after_load,
         )
         return
+    unscaled = _unscaled(resume)
+    if unscaled is not None:
+        yield Fault(
+            "the resumed run takes a step without the loss scaler; the run that went on scales its loss in the same call",
+            unscaled,
+            fix="keep the scaler that the checkpoint is loaded into: load_state_dict() returns nothing",
+        )
+        return
     average = _lost_average(resume.at_stop, resume.went_on, resume.loaded, resume.continued)
     if average is not None:
         yield Fault(
@@ -116,6 +125,17 @@ def resume_equivalence(evidence: Evidence) -> Iterator[Result]:
         )
         return
     yield from _apart(resume.went_on, resume.continued, resume.gradients[0] == resume.gradients[1], evidence)
+
+
+def _unscaled(resume: Resume) -> Location | None:
+    """The step of the resumed call where it scales no loss, although the call of the run that went on does."""
+    call = resume.run.trace.calls - 1
+    trace = resume.resumed.trace if resume.resumed is not None else None
+    if trace is None or not any(e.get("enabled") for e in resume.run.trace.of("scale", call=call)):
+        return None
+    if any(e.get("enabled") for e in trace.of("scale")):
+        return None
+    return next((e.site for e in trace.steps if e.get("grads") and trace.inside(e, "scaler_step") is None), None)
 
 
 def _lost_average(at_stop: State, went_on: State, loaded: State, continued: State) -> str | None:
