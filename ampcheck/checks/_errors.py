@@ -199,6 +199,9 @@ def _precision(raised: Raised, text: str, scenario: str) -> Cause:
         return Cause(id, f"{seen} ({text})", raised.site, fix, scenario, raised)
 
     message = raised.message
+    if "not implemented for" in message and any(words in message for words in _NO_LOW_PRECISION) and raised.during is None:
+        fix = "leave autocast for it, torch.autocast(device_type, enabled=False), and cast what comes in with .float()"
+        return found("AMP111", "an op of the forward has no 16-bit kernel on this device", fix)
     if any(words in message for words in _NO_LOW_PRECISION):
         return found("AMP307", "parameters or gradients are 16-bit")
     if raised.function is not None and _DTYPES_MEET.search(message):
