@@ -31,7 +31,8 @@ def skip_is_atomic(evidence: Evidence) -> Iterator[Result]:
 
     An inf is planted into a gradient in one scaler window. If parameters, optimizer state or step counters of that optimizer then move, it is an
     error. If the learning rate or averaged weights advance as they do in a clean iteration, it is a warning: some frameworks do it by choice.
-    Counters, cursors, logs, hidden state, copies and buffers of the forward rightly move.
+    Counters, cursors, logs, hidden state, copies and buffers of the forward rightly move; so do copies that the step computes with (a teacher, a
+    target network), by a rule of their own.
 
     Source: PyTorch docs, `torch.amp.GradScaler.step`: the step is skipped if inf or NaN are found.
     """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from ampcheck.findings import Location
 from ampcheck.scenarios.drive import Built, Stage
@@ -15,7 +17,7 @@ from ampcheck.trace.digest import local
 from ampcheck.trace.precision import CastSites, dtype_name
 from ampcheck.trace.reach import Reached
 
-__all__ = ["AverageStage", "Averages", "candidates", "interpolates", "moved", "near"]
+__all__ = ["AverageStage", "Averages", "Called", "candidates", "interpolates", "moved", "near"]
 
 #: A copy that is further from its parameter than this share of its norm is not looked at: averages trail their parameters.
 _NEAR = 0.5
@@ -149,6 +151,27 @@ class AverageStage(Stage):
     def _copy(self, built: Built) -> dict[str, torch.Tensor]:
         tensors = built.reach().tensors
         return {p: local(tensors[p]).to("cpu", copy=True) for p in self.averages.near if p in tensors}
+
+
+class Called(Stage):
+    """Knows, when the run is over, which reachable tensors belong to modules that its calls computed with: `paths`."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+        self._used: set[int] = set()
+
+    def call(self, built: Built, step: Callable[[], object]) -> object:
+        def after(module: torch.nn.Module, args: Any, result: Any) -> None:
+            self._used.update(id(t) for t in (*module._parameters.values(), *module._buffers.values()))
+
+        handle = register_module_forward_hook(after)
+        try:
+            return step()
+        finally:
+            handle.remove()
+
+    def finished(self, built: Built) -> None:
+        self.paths = {path for path, t in built.reach().tensors.items() if id(t) in self._used}
 
 
 def interpolates(old: torch.Tensor, new: torch.Tensor, parameters: dict[str, torch.Tensor]) -> bool:

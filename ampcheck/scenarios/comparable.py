@@ -45,11 +45,30 @@ def calls_for(evidence: Evidence, units: int) -> int:
 
 
 def settled_scales(evidence: Evidence) -> dict[int, float]:
-    """Scaler index -> the loss scale of its first step that was taken, in the natural run or in a longer one."""
+    """Scaler index -> the loss scale of the first window all of whose steps were taken, or else of its first step that was.
+
+    In the natural run or in a longer one.
+    """
     found: dict[int, float] = {}
-    for run in (evidence.natural, evidence.recovery):
-        for index, scale in _settled(run.trace).items() if run is not None else ():
-            found.setdefault(index, scale)
+    runs = [run.trace for run in (evidence.natural, evidence.recovery) if run is not None]
+    for settled in (_windows_taken, _settled):
+        for trace in runs:
+            for index, scale in settled(trace).items():
+                found.setdefault(index, scale)
+    return found
+
+
+def _windows_taken(trace: Trace) -> dict[int, float]:
+    """Scaler index -> the scale of its first window in which it steps and skips nothing."""
+    found: dict[int, float] = {}
+    steps: dict[int, list[bool]] = {}
+    for event in trace.of("scaler_step", "update"):
+        if event.scaler is None or not event.get("enabled"):
+            continue
+        if event.kind == "scaler_step":
+            steps.setdefault(event.scaler, []).append(bool(event.get("took")))
+        elif all(taken := steps.pop(event.scaler, [])) and taken and event.get("before"):
+            found.setdefault(event.scaler, event.get("before"))
     return found
 
 

@@ -14,8 +14,8 @@ import torch
 
 from ampcheck.findings import Location
 from ampcheck.policy import Policy
-from ampcheck.scenarios.averages import interpolates
-from ampcheck.scenarios.drive import Built, Run, Stage
+from ampcheck.scenarios.averages import Called, interpolates
+from ampcheck.scenarios.drive import Built, Run, Stage, Together
 from ampcheck.scenarios.hooked import Hooked
 from ampcheck.scenarios.natural import groups
 from ampcheck.scenarios.outside import Outside, Snapshot, digests, snapshot
@@ -386,12 +386,13 @@ def overflow(spec: Spec, drivers: dict[int, int], windows: int, loose: dict[int,
         loose: the same for optimizers that are stepped by hand with scaled gradients alone.
     """
     probe = PlantProbe(drivers | (loose or {}), clean=0 if windows < 2 else 1 if windows < 5 else 2)
-    run = spec.run("overflow", Policy("float32"), calls=None, probes=[probe], stage=_Keep(probe))
+    called = Called()  # a teacher or a target network moves by a rule of its own
+    run = spec.run("overflow", Policy("float32"), calls=None, probes=[probe], stage=Together(_Keep(probe), called))
     probe.built = None
     planted = probe.planted.values()
     return Overflow(
         run,
         [p for p in planted if p.optimizer in drivers],
-        probe.averages if drivers else [],
+        [path for path in probe.averages if path not in called.paths] if drivers else [],
         [p for p in planted if p.optimizer not in drivers],
     )

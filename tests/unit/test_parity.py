@@ -281,6 +281,34 @@ def test_a_batch_that_cannot_judge_is_inconclusive() -> None:
     assert "start from trained weights" in result.reason
 
 
+def test_the_scale_has_settled_where_every_optimizer_of_the_scaler_steps() -> None:
+    """The second optimizer steps at a scale at which the first still overflows."""
+
+    def build() -> Step:
+        torch.manual_seed(3)
+        nets = [net(act=nn.Tanh()), net(act=nn.Tanh())]
+        optims = [torch.optim.SGD(m.parameters(), lr=0.01) for m in nets]
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+        x, y = torch.randn(24, 16), torch.randn(24, 4)
+
+        def step() -> None:
+            for m, optim, weight in zip(nets, optims, (2.0**6, 1.0), strict=True):
+                optim.zero_grad()
+                with torch.autocast("cpu", dtype=torch.float16):
+                    out = m(x)
+                scaler.scale(weight * F.mse_loss(out.float(), y)).backward()
+                scaler.step(optim)
+            scaler.update()
+
+        return step
+
+    evidence = measured(build)[0]
+    found = evidence.parity["as-written"]
+    assert found.status == "judged"
+    assert found.scale is not None
+    assert found.scale < 2.0**16
+
+
 def test_statistics_are_told_where_they_are_kept() -> None:
     class SlowNorm(nn.Module):
         running_var: Tensor
