@@ -159,7 +159,7 @@ class _Reasoning:
                 f"{part}the gradient of {names} does not carry the scale that the scaler divides it by",
                 "call backward on what scaler.scale(loss) returns, for every part of the loss",
             )
-        worst = _worst(backward)
+        worst = _worst([d for d in backward if not d.is_multiple(scale)])
         amount = "" if worst is None else f": {worst.name} is {worst.ratio:.3g} times the true one, not {scale:g} times"
         if hooked:
             return self.say(
@@ -207,7 +207,7 @@ class _Reasoning:
         after, at_optimizer = self.stages.get("after unscale_", []), self.stages.get("optimizer", [])
         factor = common_factor(at_optimizer, [1.0, scale, 1.0 / scale])
         around = run.trace.inside(step, "scaler_step") if step is not None and run is not None else None
-        inside = around is not None
+        inside = around is not None and bool(around.get("enabled"))
         unscaled = bool(after) or self.by_hand
         if not inside and (factor == scale or (not unscaled and common_factor(self.backward, [scale]) == scale)):
             return self.say(
