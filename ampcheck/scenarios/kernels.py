@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ampcheck.policy import LOW_PRECISION
 from ampcheck.scenarios.drive import Built
@@ -20,7 +21,8 @@ class LossyKernels:
         self.names: dict[str, str] = {}
 
     def watch(self, built: Built) -> DrawInFP32:
-        named = {p.data_ptr(): name for root in built.reach().modules.values() for name, p in root.named_parameters()}
+        parameters = [one for root in built.reach().modules.values() for one in root.named_parameters()]
+        named = {p.data_ptr(): name for name, p in parameters if not is_lazy(p)}
         names = built.reach().names()
         named.update((t.data_ptr(), names[id(t)]) for t in built.reach().tensors.values() if id(t) in names and t.numel())
         return _NoticeKernels(self, named)

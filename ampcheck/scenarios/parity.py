@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ampcheck.evidence import Evidence
 from ampcheck.policy import HELD, AutocastChoice, Policy
@@ -349,7 +350,8 @@ def _weights(built: Built) -> list[torch.Tensor]:
     """The parameters that are used in 16 bits: of modules, and of optimizers where they are no copies of those (FP32
     masters).
     """
-    found: dict[int, torch.Tensor] = {id(p): p for m in built.reach().modules.values() for p in m.parameters()}
+    modules = built.reach().modules.values()
+    found: dict[int, torch.Tensor] = {id(p): p for m in modules for p in m.parameters() if not is_lazy(p)}
     used = list(found.values())
     for index in range(len(built.recorder.optimizers)):
         for p in built.recorder.parameters(index):

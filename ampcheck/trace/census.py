@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ampcheck.findings import Location
@@ -65,7 +66,7 @@ class CensusTaker(Probe):
         for name, module in named_modules(modules):
             self._modules.setdefault(module, name)
             for own in module.parameters(recurse=False):
-                if not own.requires_grad or id(own) in self._parameters:
+                if not own.requires_grad or id(own) in self._parameters or is_lazy(own):
                     continue
                 self._parameters[id(own)] = (own, names.get(id(own), "a weight"))
                 if not isinstance(module, norms):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ampcheck.trace.sources import _rank
 
@@ -83,7 +84,7 @@ def _walk(o: Any, path: str, found: Reached, seen: set[int], depth: int) -> None
     elif isinstance(o, torch.nn.Module):
         found.modules[path] = o
         for name, tensor in [*o.named_parameters(), *o.named_buffers()]:
-            if id(tensor) not in seen:
+            if id(tensor) not in seen and not is_lazy(tensor):  # one that is made in the first forward has nothing yet
                 seen.add(id(tensor))
                 found.tensors[f"{path}.{name}"] = tensor
         for module in o.modules():
