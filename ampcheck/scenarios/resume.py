@@ -91,7 +91,10 @@ def state_of(built: Built, used_only: bool) -> State:
     own = {id(p) for i in range(len(recorder.optimizers)) for p in recorder.parameters(i)}
     state.trained = {path for path, t in reached.tensors.items() if id(t) in own or ".state." in path}
     state.groups = [groups(o) for o in recorder.optimizers]
-    for scaler in _scalers(recorder, used_only):
+    scalers = _scalers(recorder, used_only)
+    if not used_only:  # one that was unpickled is not known before it is used
+        scalers += [s for s in reached.scalers.values() if s.is_enabled() and all(s is not k for k in recorder.scalers)]
+    for scaler in scalers:
         tracker = getattr(scaler, "_growth_tracker", None)
         if isinstance(scaler, torch.amp.GradScaler):
             tracker = scaler._get_growth_tracker()

@@ -85,7 +85,7 @@ class _Unit(Stage, Probe):
             return
         ordinal = self._taken.get(index, 0)
         if entering:
-            if ordinal < STEPS and index not in self._before:
+            if ordinal < STEPS and (index not in self._before or event.get("unscaled")):
                 parameters = recorder.parameters(index)
                 scale = getattr(optimizer, "grad_scale", None)
                 gradients = [None if p.grad is None else plain(p.grad) for p in parameters]

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ampcheck._compat import outside_transforms
 from ampcheck.findings import Location
 from ampcheck.trace import graph
-from ampcheck.trace.digest import digest
+from ampcheck.trace.digest import Digest, digest
 from ampcheck.trace.events import Event, OptimizerInfo, Raised, Trace
 from ampcheck.trace.ledger import Ledger
 from ampcheck.trace.patches import PatchSet
@@ -122,6 +122,10 @@ class Recorder:
 
     def parameters(self, index: int) -> list[torch.Tensor]:
         return self.ledger.watch(self.optimizers[index])
+
+    def _bits(self, index: int) -> Digest:
+        with _disable_current_modes():
+            return digest(self.parameters(index))
 
     # -- events -----------------------------------------------------------------------------------------------------
 
@@ -312,6 +316,13 @@ class Recorder:
         for probe in self.probes:
             probe.optimizer_step(self, event, optimizer, True)
 
+    def unscaled(self, index: int, optimizer: Any) -> None:
+        """A scaler has divided the gradients; where the optimizer's own step asked for it, these are the ones that it uses."""
+        around = next((e for e in map(self.trace.events.__getitem__, self.open) if _steps(e, index)), None)
+        if around is not None:
+            around.data["unscaled"] = self._bits(index)
+            self._use_gradients(around, optimizer)
+
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         index = self.optimizer_index(optimizer)
         if index in self._stepping:
@@ -319,11 +330,7 @@ class Recorder:
         if index in self._stepping:
             return
         event = next(
-            (
-                self.trace.events[i]
-                for i in reversed(self.open)
-                if self.trace.events[i].kind in ("optimizer_step", "step_asked") and self.trace.events[i].optimizer == index
-            ),
+            (self.trace.events[i] for i in reversed(self.open) if _steps(self.trace.events[i], index)),
             None,
         )
         if event is None:
@@ -335,7 +342,9 @@ class Recorder:
                 probe.optimizer_step(self, event, optimizer, False)
             return
         found_inf = getattr(optimizer, "found_inf", None)
-        event.data["took"] = not (isinstance(found_inf, torch.Tensor) and bool(found_inf.any()))
+        skipped = isinstance(found_inf, torch.Tensor) and bool(found_inf.any())
+        before = event.data.pop("unscaled", None)  # a step that unscales by itself may skip by itself
+        event.data["took"] = not skipped and (before is None or before != self._bits(index))
         if event.get("closure") and "grads" not in event.data:
             event.data.update(self.ledger.at_step(self.parameters(index), index, self.engine_depth > 0))
         self.ledger.used(self.parameters(index), index)
@@ -351,13 +360,13 @@ class Recorder:
         def watched(*args: Any, **kwargs: Any) -> Any:
             before, nested = len(self.trace.events), self.nested
             stands_in = [index for wrapper, index in self._wrappers if wrapper is optimizer]
-            old = digest(self.parameters(stands_in[0])) if stands_in else ()
+            old = self._bits(stands_in[0]) if stands_in else ()
             self._before_step(optimizer, (optimizer, *args), kwargs)
             result = step(*args, **kwargs)
             known = [e for e in self.trace.events[before:] if e.kind == "optimizer_step"]
             if len(known) > 1:  # it only wraps a torch optimizer, which has reported by itself
                 known[0].kind = "optimizer_wrapper"
-            elif stands_in and self.nested == nested and digest(self.parameters(stands_in[0])) == old:
+            elif stands_in and self.nested == nested and self._bits(stands_in[0]) == old:
                 known[0].kind = "step_asked"  # it notes that the scaler found no inf; the one it stands for steps later
             self._after_step(optimizer, args, kwargs)
             return result
@@ -365,3 +374,7 @@ class Recorder:
         watched.__wrapped__ = step  # type: ignore[attr-defined]
         with contextlib.suppress(AttributeError):
             self.patches.set(optimizer, "step", watched)
+
+
+def _steps(event: Event, optimizer: int) -> bool:
+    return event.kind in ("optimizer_step", "step_asked") and event.optimizer == optimizer

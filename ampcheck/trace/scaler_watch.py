@@ -123,6 +123,7 @@ class ScalerWatch:
         self.recorder.ledger.unscaled(self.recorder.parameters(event.optimizer))
         for probe in self.recorder.probes:
             probe.unscale(self.recorder, event, optimizer, False)
+        self.recorder.unscaled(event.optimizer, optimizer)
         return result
 
     def _step(self, scaler: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
