@@ -120,7 +120,7 @@ def resume_equivalence(evidence: Evidence) -> Iterator[Result]:
     average = _lost_average(resume.at_stop, resume.went_on, resume.loaded, resume.continued)
     if average is not None:
         yield Fault(
-            f"the averaged weights {average} are not restored: they begin anew after loading",
+            f"the averaged weights {average} are not those that were saved: they begin anew after loading, or come back rounded",
             evidence.declared.get("load_state_dict_site"),
         )
         return
