@@ -8,6 +8,7 @@ from ampcheck.checks._precision import low_norms
 from ampcheck.checks._state import listed, lost_share, unkept
 from ampcheck.evidence import Evidence
 from ampcheck.registry import Fault, Inconclusive, NotRun, Result, check
+from ampcheck.trace.ops import LOW
 
 
 @check(
@@ -21,7 +22,8 @@ def parameters_fp32(evidence: Evidence) -> Iterator[Result]:
     A parameter is judged where an optimizer trains it: frozen 16-bit weights are free, and so are 16-bit weights whose lost
     bits are kept elsewhere: an FP32 master copy that rounds to the weight and goes on doing so, stochastic rounding, or a
     compensation buffer. Where they are the parameters of norms alone, AMP301 or AMP302 says so. A 16-bit buffer is judged
-    where a call on the whole module cast it, its module trains in FP32, and its values are not what they would be in FP32.
+    where a call on the whole module cast it, its module trains in FP32, and its values are not what they would be in FP32; running
+    statistics also where they are but move.
     FP32 parameters that the loop rounds to 16 bits after each step are a warning.
 
     Source: PyTorch docs, `torch.autocast`: "you should not call half() or bfloat16() on your model(s)".
@@ -57,7 +59,16 @@ def parameters_fp32(evidence: Evidence) -> Iterator[Result]:
             level="warning",  # by effect alone: it may be quantisation that is meant
         )
         return
+    told = any(norm.running in LOW for norm in evidence.census.norms)  # AMP301 and AMP302 say so
     for buffer in found.natural.buffers:
+        if buffer.updated and not told:
+            yield Fault(
+                f"the running statistics {buffer.name} were cast to {buffer.dtype} with their module, whose parameters are "
+                "trained in FP32; what they gain in a step is lost in rounding",
+                buffer.site,
+                fix="keep running statistics in FP32: norm.float() brings back buffers and parameters",
+            )
+            return
         if buffer.name in found.rounded:
             yield Fault(
                 f"the buffer {buffer.name} was cast to {buffer.dtype} with its module, whose parameters are trained in FP32; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from ampcheck.findings import Location
 from ampcheck.optimizer_formulas import Slot, expected_slots, held_slots, known
 from ampcheck.scenarios.drive import Built, Stage
 from ampcheck.scenarios.masters import Masters, owned
+from ampcheck.trace.digest import local
 from ampcheck.trace.events import Event
 from ampcheck.trace.precision import CastSites, dtype_name, is_low
 from ampcheck.trace.reach import reach
@@ -86,11 +87,15 @@ class OptimizerState:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A 16-bit buffer that was cast with a whole module, in one that trains in FP32: path, dtype, and the line that cast it."""
+    """A 16-bit buffer that was cast with a whole module, in one that trains in FP32: path, dtype, and the line that cast it.
+
+    `updated`: they are running statistics, and the run moved them.
+    """
 
     name: str
     dtype: str
     site: Location | None
+    updated: bool = False
 
 
 @dataclass
@@ -144,6 +149,7 @@ class StateProbe(Probe, Stage):
         self._built: Built | None = None
         self._used: dict[int, torch.Tensor] = {}
         self._low: dict[int, torch.Tensor] = {}
+        self._running: dict[str, torch.Tensor] = {}
         self._counts: dict[int, tuple[dict[Any, float], dict[int, int]]] = {}
         self._looked = -2
 
@@ -151,6 +157,7 @@ class StateProbe(Probe, Stage):
 
     def built(self, built: Built) -> None:
         self._built = built
+        self._running = {path: local(b).clone() for path, b in _buffers(built) if is_low(b) and "running_" in path}
 
     def backward_starts(self, recorder: Recorder) -> None:
         if self.masters is None or self._built is None or self._looked == recorder.call:
@@ -215,12 +222,12 @@ class StateProbe(Probe, Stage):
         for path, m in ((p, m) for root, outer in reached.modules.items() for p, m in outer.named_modules(prefix=root)):
             inside = list(m.parameters())
             if any(id(p) in mine for p in inside) and not any(is_low(p) for p in inside):
-                self.states.buffers += [
-                    Buffer(f"{path}.{name}", dtype_name(b.dtype), self.sites.of(b))
-                    for name, b in m._buffers.items()
-                    if b is not None and is_low(b) and self.sites.was_cast(b)
-                ]
-        self._built, self._used, self._low = None, {}, {}
+                for name, b in m._buffers.items():
+                    if b is not None and is_low(b) and self.sites.was_cast(b):
+                        before = self._running.get(f"{path}.{name}")
+                        updated = before is not None and not torch.equal(before, local(b))
+                        self.states.buffers.append(Buffer(f"{path}.{name}", dtype_name(b.dtype), self.sites.of(b), updated))
+        self._built, self._used, self._low, self._running = None, {}, {}, {}
 
     # -- reading
 
@@ -259,6 +266,11 @@ def _by_place(slots: Mapping[tuple[int, int, str], Slot]) -> dict[tuple[int, int
     for (group, position, slot), value in slots.items():
         found.setdefault((group, position), {})[slot] = value
     return found
+
+
+def _buffers(built: Built) -> Iterator[tuple[str, torch.Tensor]]:
+    for root, outer in built.reach().modules.items():
+        yield from outer.named_buffers(prefix=root)
 
 
 def _parameters(built: Built | None) -> list[torch.Tensor]:
