@@ -65,6 +65,8 @@ VIEWS = frozenset(
 #: From this distance of neighbouring 16-bit numbers on, in radians, an angle is too coarse.
 COARSE_ANGLE = 0.05
 _MANTISSA = {"float16": 10, "bfloat16": 7}
+#: Channels of a picture, at most: a property of the data.
+PICTURE = 4
 #: From this many terms on a sum counts as long.
 LONG_SUM = 4096
 
@@ -138,14 +140,19 @@ def remarkable(plan: Plan, args: tuple[Any, ...], given: list[torch.Tensor], out
 
 
 def dims_of(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """(m, k, n) of a product, (positions, channels in, channels out) of a convolution; m is the batch and may be anything."""
+    """(m, k, n) of a product, (batch, channels in, channels out) of a convolution; m and the batch may be anything.
+
+    Pictures have three channels, whatever the layer: so few are left out.
+    """
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if name in ("mm", "addmm", "_addmm_activation") and len(tensors) >= 2 and tensors[-1].dim() == 2:
         left, right = tensors[-2:]
         return left.shape[0], left.shape[-1], right.shape[-1]
     if name in ("convolution", "cudnn_convolution", "mkldnn_convolution") and len(tensors) >= 2:
-        weight = tensors[1]
-        return tensors[0].shape[0], weight.shape[1], weight.shape[0]
+        x, weight = tensors[:2]
+        transposed = name == "convolution" and args[6]
+        channels = (x.shape[1], weight.shape[1] * args[8] if transposed else weight.shape[0])
+        return x.shape[0], *(c for c in channels if c > PICTURE)
     return ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import threading
 import warnings
@@ -851,6 +852,25 @@ def test_odd_sizes() -> None:
     silent(
         lambda: training(net(), x=X[:5], loss_of=lambda out: F.cross_entropy(out.float(), Y[:5])), "AMP602"
     )  # the batch is free
+
+
+@pytest.mark.parametrize(
+    ("layers", "odd"),
+    [
+        ([nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 1)], False),  # a picture has three channels
+        ([nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 8, 1)], False),
+        ([nn.Conv2d(3, 16, 3), nn.ConvTranspose2d(16, 8, 3, groups=2)], False),
+        ([nn.Conv2d(3, 20, 3), nn.Conv2d(20, 8, 1)], True),
+        ([nn.Conv2d(3, 16, 3), nn.ConvTranspose2d(16, 10, 3)], True),
+    ],
+    ids=["plain", "depthwise", "transposed", "odd", "odd and transposed"],
+)
+def test_channels_of_convolutions(layers: list[nn.Module], odd: bool) -> None:
+    def build() -> Step:
+        model = nn.Sequential(*(copy.deepcopy(layer) for layer in layers))
+        return training(model, x=torch.ones(2, 3, 8, 8), loss_of=lambda out: out.float().square().mean())
+
+    (fault if odd else silent)(build, "AMP602")
 
 
 @pytest.mark.parametrize("cache", [False, True])
