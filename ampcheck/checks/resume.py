@@ -55,7 +55,8 @@ def scaler_in_checkpoint(evidence: Evidence) -> Iterator[Result]:
     # A scaler that is made lazily is not there yet right after loading: then what counts is the run that goes on.
     for saved in resume.at_stop.scalers:
         if resume.loaded.scalers and not _holds(saved, resume.loaded.scalers):
-            fresh = resume.loaded.scalers[0]
+            others = [s for s in resume.loaded.scalers if not _holds(s, resume.at_stop.scalers)]
+            fresh = (others or resume.loaded.scalers)[0]
             yield Fault(
                 f"saved with loss scale {saved[0]:g} and {saved[1]} clean steps counted; a build that loaded the checkpoint has {fresh[0]:g} and {fresh[1]}",
                 resume.saved_at or evidence.declared.get("state_dict_site"),

@@ -122,9 +122,9 @@ class _GoOn(Stage):
     def before_call(self, built: Built, call: int) -> None:
         if call != CALLS_BEFORE:
             return
-        for scaler in _scalers(built.recorder, True):
+        for rank, scaler in enumerate(_scalers(built.recorder, True)):  # each another, so that one cannot pass for the next
             if isinstance(scaler, torch.amp.GradScaler) and scaler._scale is not None:
-                scaler._scale.fill_(PLANTED_SCALE)
+                scaler._scale.fill_(PLANTED_SCALE * 2.0 ** -(rank % 4))
                 scaler._growth_tracker.fill_(min(PLANTED_TRACKER, max(scaler._growth_interval - 2, 0)))  # type: ignore[union-attr]
         self._save(built)
         self.at_stop = state_of(built, True)
@@ -182,5 +182,5 @@ def resume(spec: Spec) -> Resume:
     resumed = _Resumed(going.saved)
     result.resumed = spec.run("resume", Policy(), calls=1, probes=[theirs], stage=resumed)
     result.loaded, result.continued, result.made_after_load = resumed.loaded, resumed.continued, resumed.made
-    result.gradients = (ours.seen, theirs.seen)
+    result.gradients = (list(ours.seen.values()), list(theirs.seen.values()))  # an optimizer may have been made anew
     return result
