@@ -22,9 +22,11 @@ class LossyKernels:
 
     def watch(self, built: Built) -> DrawInFP32:
         parameters = [one for root in built.reach().modules.values() for one in root.named_parameters()]
-        named = {p.data_ptr(): name for name, p in parameters if not is_lazy(p)}
+        named = {p.data_ptr(): name for name, p in parameters if not is_lazy(p) and p.layout is torch.strided}
         names = built.reach().names()
-        named.update((t.data_ptr(), names[id(t)]) for t in built.reach().tensors.values() if id(t) in names and t.numel())
+        # a sparse tensor has no storage of its own, and no norm takes one
+        dense = [t for t in built.reach().tensors.values() if t.layout is torch.strided and t.numel()]
+        named.update((t.data_ptr(), names[id(t)]) for t in dense if id(t) in names)
         return _NoticeKernels(self, named)
 
 

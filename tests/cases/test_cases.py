@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import ampcheck
+from ampcheck.errors import OURS
 from ampcheck.findings import Report
 
 HERE = Path(__file__).parent
@@ -56,8 +57,9 @@ def told(report: Report) -> str:
 
 
 def assert_right(report: Report, unjudged: dict[str, str]) -> None:
-    """No error-level finding, and with a scaler in use both oracles were heard."""
+    """No error-level finding, no error of ampcheck's own, and with a scaler in use both oracles were heard."""
     assert not [f.id for f in report.findings if f.level == "error"], told(report)
+    assert not [v.check for v in report.verdicts if v.reason and OURS in v.reason], told(report)
     for verdict in report.verdicts:
         if verdict.check not in ORACLES or verdict.reason in WITHOUT_SCALER:
             continue
