@@ -74,9 +74,13 @@ class Snapshot:
 
 
 def _state(recorder: Recorder, index: int) -> list[torch.Tensor]:
-    """The tensors of an optimizer's state."""
+    """The tensors of an optimizer's state, less those of parameters whose state is all zeros.
+
+    A fused optimizer is called on a skip too, and makes the state of a parameter that was not trained before: nothing has moved.
+    """
     slots = getattr(recorder.optimizers[index], "state", {})
-    return [v for s in slots.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
+    held = [[v for v in s.values() if isinstance(v, torch.Tensor)] for s in slots.values() if isinstance(s, dict)]
+    return [v for tensors in held if any(bool(local(t).any()) for t in tensors) for v in tensors]
 
 
 def digests(recorder: Recorder, index: int) -> tuple[Digest, Digest]:
