@@ -135,23 +135,26 @@ def carried_over(windows: list[list[Event]]) -> tuple[list[Event], int] | None:
 def thrown_away(trace: Trace) -> tuple[list[Event], Location | None] | None:
     """A window whose losses are divided by their number, and whose gradients are cleared before each; with the line that clears.
 
+    A micro-batch may have several losses: then the same backwards follow each other in the same order, and are cleared before the first.
     Not where something has written to the gradients after the last backward: it may have put a sum there.
     """
     for optimizer, window in windows(trace):
-        divided = set(divisors(window)) == {len(window)}
+        sites = [e.site for e in window]
+        losses = next((i for i in range(1, len(window)) if sites[i] == sites[0]), len(window))
+        batches = len(window) // losses if window else 0
         if (
-            len(window) < 2
-            or not divided
+            batches < 2
+            or sites != sites[:losses] * batches
+            or not any(set(divisors(window[i::losses])) == {batches} for i in range(losses))
             or _closure_of(trace, window[0], optimizer) is not None  # the closure is run again and again
-            or len({e.site for e in window}) != 1
-            or not all(e.get("cleared") for e in window[1:])
+            or [bool(e.get("cleared")) for e in window[1:]] != [i % losses == 0 for i in range(1, len(window))]
         ):
             continue
         uses = trace.of("unscale", "scaler_step", "optimizer_step", optimizer=optimizer)
         use = next((e for e in uses if e.index > window[-1].index), None)
         if use is not None and not use.get("touched"):
             clearing = [e for e in trace.of("zero_grad") if window[0].index < e.index < window[-1].index]
-            return window, (clearing or window)[-1].site
+            return window[::losses], (clearing or window)[-1].site
     return None
 
 
