@@ -20,13 +20,15 @@ __all__ = ["groups", "natural", "needed_calls", "recovery"]
 
 
 def groups(optimizer: Any) -> tuple[tuple[float, ...], ...]:
-    """What a schedule may change of an optimizer: learning rate, momentum and betas of each group, as numbers."""
+    """What a schedule may change of an optimizer: learning rate, momentum and betas of each group, as numbers. None is none: an
+    optimizer that chooses its own rate has no number there.
+    """
     found = []
     for group in optimizer.param_groups:
         values: list[float] = []
         for key in ("lr", "momentum", "betas"):
             value = group.get(key, ())
-            values += [float(v) for v in (value if isinstance(value, (tuple, list)) else [value])]
+            values += [float(v) for v in (value if isinstance(value, (tuple, list)) else [value]) if v is not None]
         found.append(tuple(values))
     return tuple(found)
 
