@@ -227,7 +227,7 @@ def averaged_weights(evidence: Evidence) -> Iterator[Result]:
         site = next((s for s in map(averages.sites.get, low) if s is not None), last)
         yield Fault(f"{len(low)} averaged copies are {dtypes} ({listed(low)})", site)
         return
-    missed = _missed(averages.uncovered, averages.parameters, {averages.near[path][0] for path in averages.followed})
+    missed = _missed(averages.uncovered, averages.parameters, {path: averages.near[path][0] for path in averages.followed})
     if missed:
         yield Fault(f"the averaged copies leave out {listed(missed)}", last)
 
@@ -328,15 +328,30 @@ def _declared(evidence: Evidence, found: Precision) -> bool | None:
     return None if wanted is None else abs(_measured(found) - float(wanted)) <= _DECLARED * max(float(wanted), 1.0)
 
 
-def _missed(uncovered: list[str], parameters: list[str], covered: set[str]) -> list[str]:
-    """Parameters that are not averaged although most of the smallest module around the averaged ones is."""
-    if not covered:
-        return []
-    parts = [name.split(".")[:-1] for name in covered]
-    shared = 0
-    while all(len(p) > shared and p[shared] == parts[0][shared] for p in parts):
-        shared += 1
-    prefix = "".join(f"{part}." for part in parts[0][:shared])
-    inside = [name for name in parameters if name.startswith(prefix)]
-    missed = [name for name in inside if name in uncovered]
-    return missed if 2 * len(missed) <= len(inside) else []
+def _missed(uncovered: list[str], parameters: list[str], covered: dict[str, str]) -> list[str]:
+    """Parameters that are not averaged although most of a module is that has averages: `covered` is path of one -> parameter.
+
+    What the names of both end with is the place in the module, and what is before it in the parameter's is the module. Where they
+    end differently, the smallest module around the averaged parameters is it.
+    """
+    modules, loose = set(), []
+    for path, name in covered.items():
+        places, parts = path.split("."), name.split(".")
+        while places and parts and places[-1] == parts[-1]:
+            places, parts = places[:-1], parts[:-1]
+        if len(parts) < len(name.split(".")):
+            modules.add("".join(f"{part}." for part in parts))
+        else:
+            loose.append(parts[:-1])
+    if loose:
+        shared = 0
+        while all(len(p) > shared and p[shared] == loose[0][shared] for p in loose):
+            shared += 1
+        modules.add("".join(f"{part}." for part in loose[0][:shared]))
+    missed = set()
+    for module in modules:
+        inside = [name for name in parameters if name.startswith(module)]
+        without_one = [name for name in inside if name in uncovered]
+        if 2 * len(without_one) <= len(inside):
+            missed.update(without_one)
+    return [name for name in parameters if name in missed]
