@@ -115,8 +115,9 @@ class _Prober:
                 return
             if result.corrupted:
                 return
-        # Halving is what torch does; from a low scale of the loop's own it may honestly end below the bound.
-        if trial.scale < LOWEST and trial.scale < start * 0.5**OVERFLOWS * 0.999:
+        # Halving is what torch does, unless told another factor; from a low scale of the loop's own it may honestly end below the bound.
+        told = self.sure.get("backoff_factor", 0.5)
+        if trial.scale < LOWEST and trial.scale < start * (min(told, 0.5) if told > 0.0 else 0.5) ** OVERFLOWS * 0.999:
             expected = f"scale of at least 2^-24 after {OVERFLOWS} overflows"
             yield trial.differs("bounds", "AMP205", expected, f"scale {trial.scale!r}")
 
