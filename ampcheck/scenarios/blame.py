@@ -68,12 +68,13 @@ class _Watch(TorchDispatchMode):
 
 
 class WriteProbe(Probe):
-    """Collects `(phase, site, op, wrote)` for the optimizer step number `ordinal`.
+    """Collects `(phase, site, op, wrote)` for the step number `ordinal` of one optimizer; what is done for others is passed over.
 
     Phases: "backward" (in hooks, while autograd runs), "scaled" (between the last backward and `unscale_`), "unscaled" (after it).
     """
 
-    def __init__(self, ordinal: int) -> None:
+    def __init__(self, optimizer: int | None, ordinal: int) -> None:
+        self.optimizer = optimizer
         self.ordinal = ordinal
         self.taken = 0
         self.phase = "forward"
@@ -81,6 +82,10 @@ class WriteProbe(Probe):
         self.sites: dict[str, Location | None] = {}
         self._storages: set[int] = set()
         self._call_site: Location | None = None
+        self._interrupted = "forward"
+
+    def _foreign(self, event: Event) -> bool:
+        return self.optimizer is not None and event.optimizer != self.optimizer
 
     @property
     def active(self) -> bool:
@@ -88,7 +93,9 @@ class WriteProbe(Probe):
 
     def _watch(self, recorder: Recorder) -> None:
         self._storages = set()
-        for optimizer in recorder.optimizers:
+        for index, optimizer in enumerate(recorder.optimizers):
+            if self.optimizer not in (None, index):
+                continue
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     if p.grad is not None:
@@ -124,10 +131,14 @@ class WriteProbe(Probe):
             write.lasts |= write.phase == self.phase and bool(write.storages & self._storages)
 
     def backward_starts(self, recorder: Recorder) -> None:
-        self.phase, self._call_site = "backward", user_site(2)
+        self._interrupted, self.phase, self._call_site = self.phase, "backward", user_site(2)
 
     def backward_done(self, recorder: Recorder, event: Event) -> None:
         if not self.active:
+            return
+        adds_to = event.get("optimizers", ())
+        if adds_to and self.optimizer not in (None, *adds_to):
+            self.phase = self._interrupted
             return
         self._close(recorder)
         self.phase = "scaled"
@@ -135,7 +146,7 @@ class WriteProbe(Probe):
         self.seen = [s for s in self.seen if s.phase == "backward"]
 
     def unscale(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
-        if self.active:
+        if self.active and not self._foreign(event):
             if entering:
                 self._close(recorder)
             self.phase = "forward" if entering else "unscaled"
@@ -144,10 +155,12 @@ class WriteProbe(Probe):
                 self._watch(recorder)
 
     def scaler_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
-        if self.active and entering:
+        if self.active and entering and not self._foreign(event):
             self.sites["scaler.step"] = event.site
 
     def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
+        if self._foreign(event):
+            return
         if entering and self.active:
             self._close(recorder)
             self.sites["optimizer"] = event.site
@@ -190,12 +203,21 @@ class _UnderMode(ForceScale):
             return step()
 
 
-def blame(spec: Spec, policy: Policy, calls: int, ordinal: int, stages: dict[str, list[Difference]], scale: float) -> Blame:
+def blame(
+    spec: Spec,
+    policy: Policy,
+    calls: int,
+    step: tuple[int | None, int],
+    stages: dict[str, list[Difference]],
+    scale: float,
+) -> Blame:
     """Find the line between the last stage at which the gradient was right and the first at which it was not.
+
+    `step` is the one to look at: the optimizer's index, and how many steps it took before.
 
     First choice is an op that changed what the gradients are at the end of the phase, then any that wrote in place, then any.
     """
-    probe = WriteProbe(ordinal)
+    probe = WriteProbe(*step)
     spec.run("blame", policy, calls=calls, probes=[probe], stage=_UnderMode(_Watch(probe), policy))
     phase = wrong_phase(stages, scale)
     found = [w for w in probe.seen if w.phase == phase and w.site is not None]

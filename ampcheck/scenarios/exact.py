@@ -272,6 +272,11 @@ def _ordinal(points: Sequence[Point], found: Divergence) -> int:
     return 0
 
 
+def _own(points: Sequence[Point], found: Divergence, ordinal: int) -> tuple[int | None, int]:
+    """The optimizer whose step that is, and how many steps it took before."""
+    return found.optimizer, sum(p.optimizer == found.optimizer for p in points[:ordinal])
+
+
 def _settle(spec: Spec, result: Exactness, reference: Run, points: Sequence[Point], found: Divergence, calls: int) -> None:
     """The bits differ: is it a fault? See the verdict rule of AMP101."""
     if result.reproducible is None:
@@ -351,7 +356,7 @@ def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Dive
             low = compare_at(spec, reference_policy(widen), tiny, calls, ordinal)
             found.divided = phase == "scaled" and common_factor(_before(low), [1.0]) == 1.0
             found.affine = phase == "backward" and _is_affine(found, low.get("backward", []))
-        blamed = blame(spec, other, calls, ordinal, found.differences, found.scale)
+        blamed = blame(spec, other, calls, _own(points, found, ordinal), found.differences, found.scale)
         found.site, found.writer, found.factor = blamed.site, blamed.op, blamed.factor
     result.status, result.divergence = "diverged", found
 
@@ -371,6 +376,6 @@ def _against_held(spec: Spec, result: Exactness, grown: Run, points: Sequence[Po
     if effect <= max(NEARLY_ONE, 16.0 * result.spread):
         return
     found.base, found.scale = other.scale, found.scale / other.scale
-    blamed = blame(spec, other, calls, ordinal, found.differences, found.scale)
+    blamed = blame(spec, other, calls, _own(held_points, found, ordinal), found.differences, found.scale)
     found.site, found.writer, found.factor = blamed.site, blamed.op, blamed.factor
     result.status, result.divergence = "diverged", found

@@ -5,7 +5,7 @@ naive rule. A case is one file with a docstring (what is wrong, its effect, the 
 
 - `EXPECT`: ids that name the fault rightly, the most specific first; empty for a correct step;
 - `build(broken, device)`, or `build(device)` for a correct step: the step, or an `ampcheck.Training`;
-- optionally `UNLOCATED = True` where no line is to blame, `UNJUDGED`: id -> why the right step cannot be judged by it, and
+- optionally `UNLOCATED = True` where no line is to blame, `BLAMES`: what must stand in the line that is blamed, `UNJUDGED`: id -> why the right step cannot be judged by it, and
   `QUIET`: ids of warnings that would be wrong here.
 """
 
@@ -77,6 +77,8 @@ def test_the_fault_is_named_first_and_located(path: Path) -> None:
         return
     assert first.location is not None, told(report)
     assert Path(first.location.file) == path, told(report)
+    line = path.read_text(encoding="utf-8").splitlines()[first.location.line - 1]
+    assert getattr(case, "BLAMES", "") in line, told(report)
 
 
 @pytest.mark.parametrize("path", FAULTS, ids=name_of)
