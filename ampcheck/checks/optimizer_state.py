@@ -351,7 +351,7 @@ def _missed(uncovered: list[str], parameters: list[str], covered: dict[str, str]
     missed = set()
     for module in modules:
         inside = [name for name in parameters if name.startswith(module)]
-        without_one = [name for name in inside if name in uncovered]
+        without_one = [name for name in inside if name in uncovered and name not in covered.values()]
         if 2 * len(without_one) <= len(inside):
             missed.update(without_one)
     return [name for name in parameters if name in missed]

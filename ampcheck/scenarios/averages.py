@@ -141,9 +141,13 @@ class AverageStage(Stage):
 
     def after_call(self, built: Built, call: int) -> bool:
         now = self._copy(built)
-        parameters = {str(i): local(p).detach().to("cpu", copy=True) for i, p in enumerate(_trained(built).values())}
+        parameters = {str(key): local(p).detach().to("cpu", copy=True) for key, p in _trained(built).items()}
+        names = built.reach().names()
         for path, new in now.items():
-            if path in self._last and interpolates(self._last[path], new, parameters):
+            leader = _leader(self._last[path], new, parameters) if path in self._last else None
+            if leader is not None:
+                # the parameter that is nearest need not be it: the weights of all norms begin at 1
+                self.averages.near[path] = (names.get(int(leader), "a parameter"), self.averages.near[path][1])
                 self.averages.followed.add(path)
         self._last = now
         return self.done
@@ -176,10 +180,15 @@ class Called(Stage):
 
 def interpolates(old: torch.Tensor, new: torch.Tensor, parameters: dict[str, torch.Tensor]) -> bool:
     """Whether `new` is `old + a (p - old)` for one of the parameters and 0 < a < 1."""
+    return _leader(old, new, parameters) is not None
+
+
+def _leader(old: torch.Tensor, new: torch.Tensor, parameters: dict[str, torch.Tensor]) -> str | None:
+    """Which of the parameters it is that a copy has moved towards."""
     if old.shape != new.shape or torch.equal(old, new):
-        return False
+        return None
     step = new.double() - old.double()
-    for p in parameters.values():
+    for name, p in parameters.items():
         if p.shape != old.shape:
             continue
         way = p.double() - old.double()
@@ -190,5 +199,5 @@ def interpolates(old: torch.Tensor, new: torch.Tensor, parameters: dict[str, tor
         if 0.0 < share < 0.999999 and float((step - share * way).norm()) <= 1e-3 * float(step.norm()) + 1e-7 * float(
             p.double().norm()
         ):
-            return True
-    return False
+            return name
+    return None
