@@ -84,8 +84,12 @@ class WriteProbe(Probe):
         self._call_site: Location | None = None
         self._interrupted = "forward"
 
-    def _foreign(self, event: Event) -> bool:
-        return self.optimizer is not None and event.optimizer != self.optimizer
+    def _foreign(self, recorder: Recorder, event: Event) -> bool:
+        """Whether it is about an optimizer of other parameters; one that wraps this one is not."""
+        own, other = self.optimizer, event.optimizer
+        if own is None or other is None or own == other:
+            return False
+        return not {id(p) for p in recorder.parameters(own)} & {id(p) for p in recorder.parameters(other)}
 
     @property
     def active(self) -> bool:
@@ -146,7 +150,7 @@ class WriteProbe(Probe):
         self.seen = [s for s in self.seen if s.phase == "backward"]
 
     def unscale(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
-        if self.active and not self._foreign(event):
+        if self.active and not self._foreign(recorder, event):
             if entering:
                 self._close(recorder)
             self.phase = "forward" if entering else "unscaled"
@@ -155,18 +159,18 @@ class WriteProbe(Probe):
                 self._watch(recorder)
 
     def scaler_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
-        if self.active and entering and not self._foreign(event):
+        if self.active and entering and not self._foreign(recorder, event):
             self.sites["scaler.step"] = event.site
 
     def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
-        if self._foreign(event):
+        if self._foreign(recorder, event):
             return
         if entering and self.active:
             self._close(recorder)
             self.sites["optimizer"] = event.site
             self.phase = "forward"
         elif not entering and event.get("took"):
-            self.taken += 1
+            self.taken += self.optimizer in (None, event.optimizer)
 
 
 def _lengths(tensors: Sequence[torch.Tensor]) -> list[float]:

@@ -258,23 +258,16 @@ def _repeat(spec: Spec, calls: int, result: Exactness, reference: Run, points: S
     found = first_difference("reference", reference, points, again, others)
     result.reproducible = found is None or found.kind == "returned"
     if found is not None and found.kind in ("gradient", "update") and found.optimizer is not None:
-        differences = compare_at(spec, reference_policy(), reference_policy(), calls, _ordinal(points, found))
+        differences = compare_at(spec, reference_policy(), reference_policy(), calls, _part(points, found))
         result.spread = max((d.relative for ds in differences.values() for d in ds), default=float("inf"))
     elif not result.reproducible:
         result.spread = float("inf")
 
 
-def _ordinal(points: Sequence[Point], found: Divergence) -> int:
-    """Index of the step, among all steps taken, at which the runs part."""
-    for i, p in enumerate(points):
-        if (p.call, p.optimizer) == (found.call, found.optimizer):
-            return i
-    return 0
-
-
-def _own(points: Sequence[Point], found: Divergence, ordinal: int) -> tuple[int | None, int]:
-    """The optimizer whose step that is, and how many steps it took before."""
-    return found.optimizer, sum(p.optimizer == found.optimizer for p in points[:ordinal])
+def _part(points: Sequence[Point], found: Divergence) -> tuple[int | None, int]:
+    """The optimizer at whose step the runs part, and how many steps it took before."""
+    own = [p.call for p in points if p.optimizer == found.optimizer]
+    return found.optimizer, own.index(found.call) if found.call in own else 0
 
 
 def _settle(spec: Spec, result: Exactness, reference: Run, points: Sequence[Point], found: Divergence, calls: int) -> None:
@@ -332,9 +325,9 @@ def _makes_low_precision(spec: Spec, calls: int) -> bool:
 
 def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Divergence, calls: int, widen: bool) -> None:
     if found.kind in ("gradient", "update"):
-        ordinal = _ordinal(points, found)
+        part = _part(points, found)
         other = scaled_policy(found.scenario, widen, result.top)
-        found.differences = compare_at(spec, reference_policy(widen), other, calls, ordinal)
+        found.differences = compare_at(spec, reference_policy(widen), other, calls, part)
         stage = found.differences.get("optimizer" if found.kind == "gradient" else "update", [])
         effect = max((d.relative for d in stage), default=0.0)
         factor = common_factor(stage)
@@ -353,10 +346,10 @@ def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Dive
         if phase == "backward" or (phase == "scaled" and common_factor(_before(found.differences), [1.0]) == 1.0):
             # divided by hand, or cut to a norm that the reference is cut to as well? At a tiny scale nothing is cut.
             tiny = Policy("float32", scale=TINY, growth_interval=HELD, widen=widen)
-            low = compare_at(spec, reference_policy(widen), tiny, calls, ordinal)
+            low = compare_at(spec, reference_policy(widen), tiny, calls, part)
             found.divided = phase == "scaled" and common_factor(_before(low), [1.0]) == 1.0
             found.affine = phase == "backward" and _is_affine(found, low.get("backward", []))
-        blamed = blame(spec, other, calls, _own(points, found, ordinal), found.differences, found.scale)
+        blamed = blame(spec, other, calls, part, found.differences, found.scale)
         found.site, found.writer, found.factor = blamed.site, blamed.op, blamed.factor
     result.status, result.divergence = "diverged", found
 
@@ -370,12 +363,12 @@ def _against_held(spec: Spec, result: Exactness, grown: Run, points: Sequence[Po
     found = first_difference("growth", run, held_points, grown, points)
     if found is None or found.kind != "gradient":
         return
-    ordinal = _ordinal(held_points, found)
-    found.differences = compare_at(spec, held, other, calls, ordinal)
+    part = _part(held_points, found)
+    found.differences = compare_at(spec, held, other, calls, part)
     effect = max((d.relative for d in found.differences.get("optimizer", [])), default=0.0)
     if effect <= max(NEARLY_ONE, 16.0 * result.spread):
         return
     found.base, found.scale = other.scale, found.scale / other.scale
-    blamed = blame(spec, other, calls, _own(held_points, found, ordinal), found.differences, found.scale)
+    blamed = blame(spec, other, calls, part, found.differences, found.scale)
     found.site, found.writer, found.factor = blamed.site, blamed.op, blamed.factor
     result.status, result.divergence = "diverged", found

@@ -23,15 +23,15 @@ __all__ = ["StageProbe", "compare_at"]
 
 
 class StageProbe(Probe):
-    """Hands over the gradients of the optimizer step number `ordinal` (of those taken) at each stage.
+    """Hands over the gradients of one optimizer step at each stage, from the end of that optimizer's last step on.
 
     Args:
-        ordinal: index among all optimizer steps that are taken.
+        step: the optimizer's index, and how many steps it took before; where the index is `None`, of all optimizers.
         sink: called with (stage, optimizer index, one tensor or `None` for each parameter).
     """
 
-    def __init__(self, ordinal: int, sink: Callable[[str, int, list[torch.Tensor | None]], None]) -> None:
-        self.ordinal, self.sink = ordinal, sink
+    def __init__(self, step: tuple[int | None, int], sink: Callable[[str, int, list[torch.Tensor | None]], None]) -> None:
+        (self.optimizer, self.ordinal), self.sink = step, sink
         self.taken = 0
         self._before: list[torch.Tensor] = []
 
@@ -39,27 +39,30 @@ class StageProbe(Probe):
     def active(self) -> bool:
         return self.taken == self.ordinal
 
+    def _own(self, index: int | None) -> bool:
+        return index is not None and self.optimizer in (None, index)
+
     def _gradients(self, recorder: Recorder, index: int) -> list[torch.Tensor | None]:
         return [p.grad for p in recorder.parameters(index)]
 
     def backward_done(self, recorder: Recorder, event: Event) -> None:
         if self.active:
-            for index in event.get("optimizers", ()):
+            for index in filter(self._own, event.get("optimizers", ())):
                 self.sink("backward", index, self._gradients(recorder, index))
 
     def unscale(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
-        if self.active and event.optimizer is not None:
+        if self.active and event.optimizer is not None and self._own(event.optimizer):
             self.sink(
                 "before unscale_" if entering else "after unscale_", event.optimizer, self._gradients(recorder, event.optimizer)
             )
 
     def scaler_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
-        if self.active and entering and event.optimizer is not None:
+        if self.active and entering and event.optimizer is not None and self._own(event.optimizer):
             self.sink("scaler.step", event.optimizer, self._gradients(recorder, event.optimizer))
 
     def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         index = event.optimizer
-        if index is None:
+        if index is None or not self._own(index):
             return
         if entering and self.active:
             scale = getattr(optimizer, "grad_scale", None)
@@ -76,8 +79,10 @@ class StageProbe(Probe):
             self.taken += 1
 
 
-def compare_at(spec: Spec, reference: Policy, other: Policy, calls: int, ordinal: int) -> dict[str, list[Difference]]:
-    """Compare step number `ordinal` of a run under `other` with the same step of a run under `reference`.
+def compare_at(
+    spec: Spec, reference: Policy, other: Policy, calls: int, step: tuple[int | None, int]
+) -> dict[str, list[Difference]]:
+    """Compare a step of a run under `other` with the same one of a run under `reference`; see `StageProbe` for `step`.
 
     Returns:
         stage -> one `Difference` for each parameter that has a gradient in both, in the order of the run.
@@ -104,8 +109,8 @@ def compare_at(spec: Spec, reference: Policy, other: Policy, calls: int, ordinal
             if t is not None and b is not None
         ]
 
-    spec.run("focus", reference, calls=calls, probes=[StageProbe(ordinal, keep)], stage=ForceScale(reference))
-    run = spec.run("focus", other, calls=calls, probes=[StageProbe(ordinal, compare)], stage=ForceScale(other))
+    spec.run("focus", reference, calls=calls, probes=[StageProbe(step, keep)], stage=ForceScale(reference))
+    run = spec.run("focus", other, calls=calls, probes=[StageProbe(step, compare)], stage=ForceScale(other))
     if not last:
         return {}
     target = last[0]

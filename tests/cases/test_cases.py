@@ -5,7 +5,8 @@ naive rule. A case is one file with a docstring (what is wrong, its effect, the 
 
 - `EXPECT`: ids that name the fault rightly, the most specific first; empty for a correct step;
 - `build(broken, device)`, or `build(device)` for a correct step: the step, or an `ampcheck.Training`;
-- optionally `UNLOCATED = True` where no line is to blame, `BLAMES`: what must stand in the line that is blamed, `UNJUDGED`: id -> why the right step cannot be judged by it, and
+- optionally `UNLOCATED = True` where no line is to blame, `BLAMES`: what must stand in the line that is blamed,
+  `UNJUDGED`: id -> why the right step cannot be judged by it, and
   `QUIET`: ids of warnings that would be wrong here.
 """
 
