@@ -199,7 +199,7 @@ class PlantProbe(Probe):
             return False
         a, b = old[1:], now[1:]
         product = float(a.norm() * b.norm())
-        if product == 0.0 or float(a @ b) < 0.999 * product:
+        if not 0.0 < product < float("inf") or float(a @ b) < 0.999 * product:
             return False
         planted.clamped = 0.0 < float(now[0]) < 1e30
         return True
@@ -216,7 +216,8 @@ class PlantProbe(Probe):
             return
         known = self.planted.get(index)
         if known is not None and not all(bool(v.isfinite().all()) for v in values):
-            return  # it is still there
+            self._around[index] = local(values[0]).detach().flatten()[:_AROUND].double().cpu()
+            return  # it is still there, and more around it
         hidden = index in self._hooked.hidden
         if known is not None and (hidden or not new) and self._cleaned(known, local(values[0])):
             return  # somebody has taken it away
