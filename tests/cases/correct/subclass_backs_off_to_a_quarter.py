@@ -1,6 +1,6 @@
 """A subclass of GradScaler that counts its steps, with `backoff_factor=0.25`.
 
-Trap: "20 overflows in a row must leave a scale of 2^-24 or more". From 2^10 they do not at that factor, with torch's own class or with another.
+The trap: "20 overflows in a row must leave a scale of 2^-24 or more". From 2^10 they do not at that factor, with torch's own class or with another.
 Source: PyTorch docs, `torch.amp.GradScaler`.
 """
 

@@ -1,6 +1,6 @@
 """A part of the model is unfrozen in the third call, under a fused optimizer that is called on skipped steps too.
 
-Trap: "the optimizer has more state after a skipped step". Fused optimizers make the state of a parameter when they are first called with its
+The trap: "the optimizer has more state after a skipped step". Fused optimizers make the state of a parameter when they are first called with its
 gradient, whether the step is taken or not; it is all zeros then, and the next step starts as it would have.
 Source: PyTorch docs, "Automatic Mixed Precision examples"; `torch.optim.AdamW(fused=True)`.
 """
