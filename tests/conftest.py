@@ -1,13 +1,16 @@
-"""Settings for every test: the Hypothesis profile, one intra-op thread, and `pytester`."""
+"""For every test: the Hypothesis profile, one intra-op thread, `pytester`, and where a place lies."""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from ampcheck.findings import Location
 from ampcheck.strategies import CI_PROFILE
 
 pytest_plugins = ["pytester"]
@@ -32,3 +35,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def lies_in() -> Callable[[Location, Callable[..., Any]], bool]:
+    """Tells whether a place is in the body of a function: its name is qualified from Python 3.11 on alone."""
+
+    def tell(location: Location, function: Callable[..., Any]) -> bool:
+        function = inspect.unwrap(function)
+        lines, first = inspect.getsourcelines(function)
+        return location.file == inspect.getsourcefile(function) and first <= location.line < first + len(lines)
+
+    return tell

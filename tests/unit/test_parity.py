@@ -12,12 +12,14 @@ from torch.nn import functional as F
 
 import ampcheck
 from ampcheck.evidence import Evidence
+from ampcheck.findings import Location
 from ampcheck.registry import Fault, Inconclusive, Note, NotRun, load_checks
 from ampcheck.scenarios.natural import natural
 from ampcheck.scenarios.parity import parity
 from ampcheck.scenarios.spec import Spec
 
 Step = Callable[[], Any]
+LiesIn = Callable[[Location, Callable[..., Any]], bool]
 IDS = ("AMP501", "AMP502", "AMP503", "AMP504", "AMP505", "AMP506")
 
 
@@ -136,7 +138,7 @@ class Cancels(nn.Module):
         return ((h + 300.0) - 300.0).to(x.dtype)
 
 
-def test_a_sum_that_cancels_in_16_bits_is_found_and_its_line_named() -> None:
+def test_a_sum_that_cancels_in_16_bits_is_found_and_its_line_named(lies_in: LiesIn) -> None:
     def build(wide: bool) -> Step:
         torch.manual_seed(3)
         return loop(net(cancel=Cancels(wide), act=nn.Tanh()))
@@ -146,7 +148,7 @@ def test_a_sum_that_cancels_in_16_bits_is_found_and_its_line_named() -> None:
     result = verdicts(evidence)["AMP502"]
     assert isinstance(result, Fault)
     assert result.location is not None
-    assert result.location.function.endswith("Cancels.forward")
+    assert lies_in(result.location, Cancels.forward)
     assert "sub in 1" in result.seen
     assert result.evidence["headroom"] > 2.0
 
@@ -309,7 +311,7 @@ def test_the_scale_has_settled_where_every_optimizer_of_the_scaler_steps() -> No
     assert found.scale < 2.0**16
 
 
-def test_statistics_are_told_where_they_are_kept() -> None:
+def test_statistics_are_told_where_they_are_kept(lies_in: LiesIn) -> None:
     class SlowNorm(nn.Module):
         running_var: Tensor
 
@@ -331,7 +333,7 @@ def test_statistics_are_told_where_they_are_kept() -> None:
     assert isinstance(verdicts(evidence)["AMP506"], Fault)
     site = evidence.parity["as-written"].part_site
     assert site is not None
-    assert site.function == "SlowNorm.forward"
+    assert lies_in(site, SlowNorm.forward)
 
 
 @pytest.mark.parametrize("fault", ["gradients through half", "detached"])

@@ -35,7 +35,8 @@ def build(broken, device="cpu"):
         optimizer.zero_grad()
         for layer in kept:
             layer.copies.clear()
-        with torch.autocast(device, dtype=torch.bfloat16):
+        # autocast's own cache has no part in this (torch 2.4 filled it without gradients)
+        with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False):
             with torch.no_grad():
                 labels = head(body(x)).argmax(-1)
             logits = head(body(x + noise))
