@@ -369,7 +369,7 @@ def test_a_norm_that_ends_the_iteration_is_silent() -> None:
 
 
 @pytest.mark.parametrize("lr", [1e-3])
-def test_an_optimizer_that_divides_by_zero_in_half_is_named(lr: float) -> None:
+def test_an_optimizer_that_divides_by_zero_in_half_is_named(lr: float, lies_in: Callable[..., bool]) -> None:
     class HalfAdam(torch.optim.Optimizer):
         def step(self, closure: Any = None) -> None:
             for p in self.param_groups[0]["params"]:
@@ -392,7 +392,7 @@ def test_an_optimizer_that_divides_by_zero_in_half_is_named(lr: float) -> None:
         return step
 
     (fault,) = judged(build, precision_flow.overflow_origin)
-    assert "HalfAdam.step" in str(fault.location)
+    assert lies_in(fault.location, HalfAdam.step)
 
 
 @pytest.mark.parametrize("scale", [2.0**16, 2.0**24])
