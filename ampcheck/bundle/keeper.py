@@ -110,9 +110,7 @@ class Watch(Stage, Probe):
     def optimizer_step(self, recorder: Recorder, event: Event, optimizer: Any, entering: bool) -> None:
         with self._guarded(), _disable_current_modes(), torch.no_grad():
             index = event.optimizer
-            if index is None:
-                return
-            if not entering and event.kind == "step_asked":
+            if index is None or (not entering and event.kind == "step_asked"):
                 return
             if not entering:
                 self._close(index, taken=bool(event.get("took")))

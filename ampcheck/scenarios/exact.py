@@ -37,7 +37,6 @@ GROWTH_INTERVAL = 2
 NEGLIGIBLE = 2.0**-16
 #: One factor on all gradients that is so near 1 is the epsilon of a clip by norm, whose norm is small.
 NEARLY_ONE = 2.0**-10
-_ROUNDING = "equal up to"
 #: A repeat-to-repeat spread up to here leaves a fault visible, whose effect is at least ten times as large.
 HIDES_NOTHING = 2.0**-8
 
@@ -126,6 +125,7 @@ class Exactness:
         reproducible: whether the FP32 step gave the same bits twice; `None` if that was not needed or not possible.
         spread: its repeat-to-repeat relative difference.
         returned: a divergence in returned numbers alone (a warning).
+        rounded: whether gradients of the last scenario differ by no more than rounding in FP32, behind which a fault may hide.
         top: the largest scale that was tried.
     """
 
@@ -138,6 +138,7 @@ class Exactness:
     reference: Run | None = None
     growth: Run | None = None
     scaled: Run | None = None
+    rounded: bool = False
     top: float = SCALE
 
 
@@ -202,8 +203,9 @@ def exactness(spec: Spec, calls: int, has_scaler: bool, top: float | None = None
         if found is not None and found.kind == "returned":
             result.returned = result.returned or found
         elif found is not None and result.status == "exact":
+            result.rounded = False
             _settle(spec, result, reference, points, found, calls)
-            if scenario == "growth" and result.status == "exact" and result.reason.startswith(_ROUNDING):
+            if scenario == "growth" and result.status == "exact" and result.rounded:
                 _against_held(spec, result, run, others, wanted)
     if result.status == "exact" and result.reproducible is None:
         result.reproducible = True  # the runs at other scales were repeats, and gave the same bits
@@ -333,7 +335,7 @@ def _measure(spec: Spec, result: Exactness, points: Sequence[Point], found: Dive
         factor = common_factor(stage)
         small = effect <= NEGLIGIBLE or (factor is not None and abs(factor - 1.0) <= NEARLY_ONE)
         if small and found.kind == "gradient":
-            result.reason = f"{_ROUNDING} {effect:.0e}, which is rounding in FP32"
+            result.reason, result.rounded = f"equal up to {effect:.0e}, which is rounding in FP32", True
             return
         if effect <= 2.0 * result.spread and result.spread <= HIDES_NOTHING:
             result.reason = f"equal within the step's own spread of {result.spread:.0e}"
